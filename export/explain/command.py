@@ -21,6 +21,7 @@ from mlx_transformer.generation.settings import (
     TARGET_LANGUAGE,
     TASK_PREFIX,
     chosen_options,
+    with_languages,
 )
 from mlx_transformer.system.durable import write_text
 from mlx_transformer.system.errors import UserError
@@ -81,7 +82,8 @@ def explain(
         languages = {
             name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None
         }
-        around, search = chosen_options(models[0].settings, chosen | languages)
+        chosen = with_languages(models[0].settings, chosen | languages)
+        around, search = chosen_options(models[0].settings, chosen)
         prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
         sentence = read_sentence(models[0], texts, s.translation, search, around, prefix)
         traces = []

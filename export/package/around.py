@@ -45,7 +45,7 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         files[name] = text.encode()
         if name == JOINT:
-            values["tokenizer_config.json"] = tokenizer_config(config, text, embedding)
+            values["tokenizer_config.json"] = tokenizer_config(config, text, embedding, settings)
     values[ONNX_CONFIG] = record(plan)
     if plan.int8_scales.products and "int8" in plan.precisions:
         files[INT8_SCALES] = plan.int8_scales.json().encode()

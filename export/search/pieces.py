@@ -25,6 +25,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.added_tokens import WHOLE, AddedToken, added_tokens
 from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.sentencepiece import (
     BPE,
@@ -34,11 +35,12 @@ from mlx_transformer.text.sentencepiece import (
     NORMAL,
     UNIGRAM,
     UNKNOWN,
+    USER_DEFINED,
     Piece,
     SentencePiece,
     sentencepiece_bytes,
 )
-from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import ENDED_SPACES_PATTERN, WHITE_SPACE, is_sentencepiece
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .text import (
@@ -46,9 +48,11 @@ from .text import (
     END,
     REPLACEMENT,
     SEPARATOR,
+    WHITE,
     TextOps,
     custom,
     integer,
+    one_of,
     replaced,
     strings,
     value_of,
@@ -73,11 +77,15 @@ class PieceOps(TextOps):
         self.positions, self.size = config.max_positions, config.vocab_size
         self.pad, self.unknown = whole.source.pad_id, whole.source.unk_id
         self.roles, self.known = roles_of(source), len(_scored(source))
+        self.whole, self.source = _whole(source), source
+        _check_whole(self.whole, source, whole)
         self.surfaces = _surfaces(source) if "lookup" in self.roles else {}
         # An attribute is text, so in base64; the operator decodes it.
         model = _model(source, self.surfaces, whole.source.eos_id)
+        self.has_table = bool(model.charsmap)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
-        self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"]}
+        known = {token.id for token in self.whole}
+        self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"] and x["id"] not in known}
         self._read_target(target, whole)
 
     def _read_target(self, target: Mapping[str, Any], whole: Tokenizer) -> None:
@@ -93,6 +101,7 @@ class PieceOps(TextOps):
         begins_with_space = target["pre_tokenizer"]["prepend_scheme"] != "never"
         self.spelling = [*inside, *(first if begins_with_space else inside), *CODE_TEXTS]
         """Each id's text, then each id's text at the beginning of a line, then the bytes."""
+        self.strips = roles_of(target).get("strips") is True
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         has_prefixes = bool(self.roles.get("prefixes"))
@@ -100,9 +109,12 @@ class PieceOps(TextOps):
         none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
         no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
         # flags: bos (of id -1, the prefix's place), eos, not reversed, not numbered as in fairseq
+        text = self._spaced(op, text) if self.whole else text
         inputs = text, *none, yes if has_prefixes else no, yes, no, no
         tokens, rows = custom(op, "SentencepieceTokenizer", *inputs, model=self.model, kinds="iI")
         tokens = integer(op, tokens)
+        if self.whole:
+            tokens, rows = self._without_marks(op, tokens, rows)
         if self.surfaces:
             tokens, rows = self._looked_up(op, tokens, rows)
         if self.roles.get("missing"):
@@ -112,6 +124,31 @@ class PieceOps(TextOps):
             tokens = op.ScatterElements(tokens, start, first, axis=0)
             start = op.Add(start, integer(op, op.Less(first, 0)))
         return tokens, start, op.Sub(end, start)
+
+    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
+        """Text (B,) without spaces before an added token; behind it one, where text begins with one there."""
+        space = f"[{WHITE}]*" if self.has_table else " *"  # most tables have a space for white space
+        every = one_of(token.content for token in self.whole)
+        if self.source["pre_tokenizer"]["prepend_scheme"] == "always":
+            return replaced(op, text, "added", space + every + space, r"\1 ")
+        if close := [token.content for token in self.whole if token.rstrip]:
+            text = replaced(op, text, "rstrip", one_of(close) + f"[{WHITE}]+", r"\1")
+        return replaced(op, text, "added", space + every, r"\1")
+
+    def _without_marks(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Tokens (N,) and rows (B+1,) without marks of spaces that no text has: before an added token, and behind
+        another one or a line's beginning."""
+        whole = np.zeros(self.known + len(self.roles.get("missing", ())) + 1, np.int64)
+        whole[[-1, *(token.id for token in self.whole)]] = 1  # the last is for -1, which a line begins with
+        is_whole = op.Gather(table(op, "text.whole", lambda: whole), tokens)  # (N,)
+        after = op.Slice(op.Concat(is_whole, [0], axis=0), [1], [END], [0])
+        nothing, one = op.Mul(op.Concat(is_whole, [0], axis=0), 0), op.Add(op.Mul(rows, 0), 1)
+        begins = op.Slice(op.ScatterElements(nothing, rows, one, axis=0), [0], [-1], [0])
+        before = op.Max(begins, op.Slice(op.Concat([0], is_whole, axis=0), [0], [-1], [0]))
+        mark = [text for text, _ in _scored(self.source)].index(SPACE)
+        kept = op.Equal(op.Mul(op.Mul(integer(op, op.Equal(tokens, mark)), before), after), 0)
+        total = op.Concat([0], op.CumSum(integer(op, kept), 0), axis=0)
+        return op.Compress(tokens, kept, axis=0), op.Gather(total, rows)
 
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The id (B,) of a token such as >>deu<< at the beginning of a line, -1 without one, and the rest of the
@@ -131,6 +168,14 @@ class PieceOps(TextOps):
         kept = op.Equal(op.Mul(marks, before), 0)
         total = op.Concat([0], op.CumSum(integer(op, kept), 0), axis=0)
         return op.Compress(tokens, kept, axis=0), op.Gather(total, rows)
+
+    def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
+        texts = super().decode(op, sequences, blank)
+        ends = rf"^[{WHITE}\x{{1c}}-\x{{1f}}]+|[{WHITE}\x{{1c}}-\x{{1f}}]+$"
+        if not self.strips:
+            return texts
+        shape = op.Shape(texts)
+        return op.Reshape(replaced(op, op.Reshape(texts, [-1]), "ends", ends, ""), shape)
 
     def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
         silent = op.Gather(table(op, "text.silent", lambda: self.silent), tokens)
@@ -169,12 +214,45 @@ def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Pieces and scores in the order of ids. In a BPE model the score is minus the rank of the first merge that makes
     the piece."""
     model = specification["model"]
+    size = len(model["vocab"])
+    behind = [(token.content, 0.0) for token in added_tokens(specification) if token.id >= size]
     if model["type"] == "Unigram":
-        return [(text, score) for text, score in model["vocab"]]
+        return [*((text, score) for text, score in model["vocab"]), *behind]
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(model["merges"]):
         ranks.setdefault(left + right, rank)
-    return [(text, -float(ranks.get(text, 0))) for text in sorted(model["vocab"], key=model["vocab"].__getitem__)]
+    texts = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return [*((text, -float(ranks.get(text, 0))) for text in texts), *behind]
+
+
+def _whole(specification: Mapping[str, Any]) -> list[AddedToken]:
+    """The added tokens that are found in text."""
+    known = {*roles_of(specification).get(WHOLE, ())}
+    return [token for token in added_tokens(specification) if token.id in known]
+
+
+def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any], whole: Tokenizer) -> None:
+    """Raise `UserError`, which names it, for an added token that operators treat otherwise than the runtimes do."""
+    normalizers = (specification.get("normalizer") or {"normalizers": []})["normalizers"]
+    patterns = [each.get("pattern", {}).get("Regex") for each in normalizers]
+    if WHITE_SPACE in patterns:
+        raise UserError("tokenizer.json: its words are what any white space separates; export without text")
+    texts = {text for text, _ in _scored(specification)}
+    spoken = {token.id for token in whole.added if not token.special}
+    for token in tokens:
+        apart = roles_of(specification).get("apart") and token.id in spoken
+        reasons = {
+            "is one as a word by itself only": token.single_word,
+            "isn't printable": not token.content.isprintable(),
+            "may stand behind a space that is a piece": ENDED_SPACES_PATTERN in patterns,
+            "stands beside spaces, which are no piece": SPACE not in texts,
+            "has a space on either side in what is written": apart,
+        }
+        if why := [reason for reason, holds in reasons.items() if holds]:
+            raise UserError(
+                f"tokenizer.json: the added token {token.content!r:.60} {why[0]}, which no operator does; export "
+                "without text"
+            )
 
 
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
@@ -193,14 +271,16 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: i
     vocabulary."""
     model, roles, scored = specification["model"], roles_of(specification), _scored(specification)
     normalizers = (specification.get("normalizer") or {"normalizers": []})["normalizers"]
-    control = {each["content"] for each in _added(specification)}
-    if not all(each["special"] for each in _added(specification)) and not roles.get("prefixes"):
+    whole = {token.content for token in _whole(specification)}
+    control = {each["content"] for each in _added(specification)} - whole
+    defined = [each for each in _added(specification) if not each["special"] and each["content"] not in whole]
+    if defined and not roles.get("prefixes"):
         raise UserError("tokenizer.json: pieces that users defined are cut by no operator; export without text")
     unigram, fallback = model["type"] == "Unigram", bool(model.get("byte_fallback"))
     unknown = model["unk_id"] if unigram else model["vocab"][model["unk_token"]]
     kinds = dict.fromkeys(BYTES, BYTE) if fallback else {}
     kinds |= dict.fromkeys((*control, *(text for text, _ in scored if text.startswith(" "))), CONTROL)
-    kinds[scored[unknown][0]] = UNKNOWN
+    kinds |= {scored[unknown][0]: UNKNOWN, **dict.fromkeys(whole, USER_DEFINED)}
     pieces = [Piece(text, score, kinds.get(text, NORMAL)) for text, score in scored]
     pieces += [Piece(text, score) for text, score in roles.get("missing", [])]
     known = {piece.text for piece in pieces if piece.type == NORMAL}

@@ -33,7 +33,7 @@ from mlx_transformer.decoding.search import (
     search,
 )
 from mlx_transformer.decoding.steps import DEAD, Batch, Decoder, Model
-from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings, chosen_options
+from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings, chosen_options, with_languages
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
@@ -153,7 +153,7 @@ class SearchModel(TextVerbs):
         if options.pop("aligned", False):
             raise UserError(f"{self.path}: gives text without alignments: export it without text")
         options.pop("scored", None)
-        prefix = options.pop(TASK_PREFIX, None)
+        prefix, options = options.pop(TASK_PREFIX, None), with_languages(self.generation, options)
         owners, pieces = self.pieces(lines, overlong, first_line, on_overlong, task_prefix=prefix)
         results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)

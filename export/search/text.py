@@ -48,6 +48,8 @@ PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
 """Cuts the matches of `words_pattern` to the lengths of SPLIT_PATTERN."""
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
 """Only characters that str.strip() removes; such a line has an empty translation."""
+WHITE = r"\s\pZ\x{b}\x{85}"
+"""White space, as members of a class of RE2."""
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
 """The tokenizer_config.json that HfJsonTokenizer needs beside a tokenizer.json."""
 
@@ -99,14 +101,17 @@ class BytePairOps(TextOps):
         specification = json.loads(tokenizer)
         self.size, self.positions = config.vocab_size, config.max_positions
         self.pad, self.after = known.pad_id, [known.eos_id]
+        self.added = known.added
         # A text that spells a special token is just text: "</s>" is four characters.
         changed = {"pre_tokenizer": self._words(specification, known), "post_processor": None, "added_tokens": []}
         self.merges = json.dumps({**specification, **changed})
         letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
         spelled = {id: t for t, id in specification["model"]["vocab"].items() if id not in known.special_ids}
-        self.spelling = np.full((self.size + 1, max(map(len, spelled.values()))), -1, np.int16)
-        for id, token in spelled.items():
-            self.spelling[id, : len(token)] = [letters[letter] for letter in token]
+        bytes_of = {id: [letters[letter] for letter in token] for id, token in spelled.items()}
+        bytes_of |= {token.id: list(token.content.encode()) for token in self.added if not token.special}
+        self.spelling = np.full((self.size + 1, max(map(len, bytes_of.values()))), -1, np.int16)
+        for id, each in bytes_of.items():
+            self.spelling[id, : len(each)] = each
         self.spelling[self.size, 0] = SEPARATOR
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
@@ -157,15 +162,41 @@ class ByteLevelOps(BytePairOps):
     """
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
+        for token in known.added:
+            if token.single_word or not token.content.isprintable():
+                raise UserError(
+                    f"tokenizer.json: the added token {token.content!r:.60} is one as a word by itself only, or isn't "
+                    "printable, which no operator looks for; export without text"
+                )
         self.before = [specification["model"]["vocab"]["<s>"]]
         self.begins_with_space = specification["pre_tokenizer"]["add_prefix_space"]
         return specification["pre_tokenizer"]
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        if self.begins_with_space:  # the operator doesn't add it
-            text = replaced(op, text, "space", "(?s)^([^ ])", r" \1")
-        tokens, count = self._merged(op, text)
-        return tokens, op.CumSum(count, 0, exclusive=1), count
+        for name, (before, behind) in {"lstrip": (f"[{WHITE}]+", ""), "rstrip": ("", f"[{WHITE}]+")}.items():
+            if texts := [token.content for token in self.added if getattr(token, name)]:
+                text = replaced(op, text, name, before + one_of(texts) + behind, r"\1")
+        if not self.added:
+            tokens, count = self._merged(op, self._spaced(op, text))
+            return tokens, op.CumSum(count, 0, exclusive=1), count
+        # The operator looks for added tokens too, but loses a part of one at the end of a text.
+        parts, first = split(op, text, "added", one_of(token.content for token in self.added))
+        parts = op.Concat(parts, strings(op, "text.one", ["."]), axis=0)  # it doesn't take an empty list
+        ids = value_of(op, parts, {token.content: token.id for token in self.added}, -1)
+        is_token = op.GreaterOrEqual(ids, 0)
+        tokens, counts = self._merged(
+            op, op.Where(is_token, strings(op, "text.letter", ["a"]), self._spaced(op, parts))
+        )
+        starts = op.CumSum(counts, 0, exclusive=1)
+        place, values = (op.Compress(x, is_token, axis=0) for x in (starts, ids))
+        tokens = op.ScatterElements(tokens, place, values, axis=0)
+        starts = op.Gather(starts, first)  # (B+1,)
+        start = op.Slice(starts, [0], [-1], [0])
+        return tokens, start, op.Sub(op.Slice(starts, [1], [END], [0]), start)
+
+    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
+        """Texts with the space before them that the operator doesn't add."""
+        return replaced(op, text, "space", "(?s)^([^ ])", r" \1") if self.begins_with_space else text
 
 
 def is_byte_level(tokenizer: str) -> bool:
@@ -284,6 +315,12 @@ def ranges(characters: Iterable[str]) -> str:
     ends = np.flatnonzero(np.diff(codes) > 1)
     first, last = codes[[0, *(ends + 1)]], codes[[*ends, len(codes) - 1]]
     return "".join(rf"\x{{{a:x}}}-\x{{{b:x}}}" for a, b in zip(first, last, strict=True))
+
+
+def one_of(texts: Iterable[str]) -> str:
+    """A group of RE2 that any of these texts matches, the longest first."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return "(" + "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in text) for text in longest_first) + ")"
 
 
 def split(op: Op, text: ir.Value, name: str, pattern: str) -> tuple[ir.Value, ir.Value]:

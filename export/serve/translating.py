@@ -23,6 +23,7 @@ from mlx_transformer.generation.settings import (
     TARGET_IN_SOURCE,
     TARGET_LANGUAGE,
     chosen_options,
+    with_languages,
 )
 from mlx_transformer.generation.translate import Overlong, Translation
 from mlx_transformer.system.fields import FieldType
@@ -129,12 +130,12 @@ class TranslationModel(Loaded):
 
     def spoken(self, request: TranslateRequest) -> TranslateRequest:
         """Turn the request's languages into the model's own codes, if the model has several languages."""
-        if not self.languages or request.languages == (None, None):
+        if not self.languages:
             return request
         names = dict(zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), request.languages, strict=True))
         if self.model.generation.get(TARGET_IN_SOURCE):  # such a model isn't told the source
             names.pop(SOURCE_LANGUAGE)
-        options = dict(request.options)
+        options: dict[str, Any] = dict(request.options)
         for name, code in names.items():
             if name in options or code is None:
                 continue
@@ -145,6 +146,7 @@ class TranslationModel(Loaded):
             if own is None:
                 raise RequestError(400, f"{side}={code}: none of the model's languages; GET /languages lists them")
             options[name] = own
+        options = with_languages(self.model.generation, options)
         return replace(request, options=dict(sorted(options.items())))
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:

@@ -21,8 +21,10 @@ from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
 from mlx_transformer.generation.settings import (
     LANGUAGES,
+    SOURCE_LANGUAGE,
     SOURCE_LAST,
     TARGET_IN_SOURCE,
+    TARGET_LANGUAGE,
     TARGET_STARTS,
     TASK_PREFIX,
     Settings,
@@ -33,6 +35,7 @@ from mlx_transformer.generation.settings import (
 from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import parse_json, read_json
 from mlx_transformer.system.manifest import verify_file, verify_files
+from mlx_transformer.text.added_tokens import WHOLE
 from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -124,6 +127,7 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     _, options = chosen_options(settings, {})
     optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
     optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
+    optional |= {"source_language": SOURCE_LANGUAGE, "target_language": TARGET_LANGUAGE}
     generation = {
         **{name: getattr(options, name) for name in GENERATION_FIELDS},
         **{name: settings[key] for name, key in optional.items() if key in settings},
@@ -259,6 +263,8 @@ def _is_ours(values: Mapping[str, Any]) -> bool:
 
 
 def _has_known_pieces(values: dict[str, Any]) -> bool:
-    """Whether it is SentencePiece's, without user-defined pieces, which the page doesn't look for."""
-    defined = [each for each in values.get("added_tokens") or [] if not each["special"]]
-    return is_sentencepiece(values) and (not defined or bool(roles_of(values).get("prefixes")))
+    """Whether it is SentencePiece's, without pieces that are user-defined in the model, which the page doesn't look
+    for."""
+    roles = roles_of(values)
+    defined = {each["id"] for each in values.get("added_tokens") or [] if not each["special"]}
+    return is_sentencepiece(values) and (defined <= {*roles.get(WHOLE, ())} or bool(roles.get("prefixes")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -33,14 +34,17 @@ from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import CARD
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
+from .added import summary
+from .encoder_text import lower_cased
 from .engine import exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
+from .languages import OF_LANGUAGES
 from .peft import read_peft
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
-from .text import places_of_languages, with_ends
+from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
 from .weights import FORMS
 
 ORIGIN = "origin.json"
@@ -84,17 +88,23 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     notes += unread
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
+    if tokenizer is not None:
+        notes += summary(tokenizer, config, settings_of_text(folder))
     where = network / (GENERATION if source.generation else CONFIG)
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
             return Imported(config, weights, tokenizer, {}, notes)
         sentences.embedding.check_fits(config.d_model, str(sentences.network))
-        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], sentences.embedding.read())
+        embedding = sentences.embedding.read()
+        if embedding.lower_case and tokenizer is not None:
+            tokenizer, embedding = lower_cased(tokenizer), replace(embedding, lower_case=False)
+        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], embedding)
     settings, left = settings_of(source.config, source.generation, config, str(where))
-    if languages := read_languages(folder, config, tokenizer):
+    if model_type in OF_LANGUAGES and (languages := read_languages(folder, config, tokenizer)):
         settings[LANGUAGES] = languages
         settings |= places_of_languages(folder, model_type)
+        settings |= languages_of_text(folder, languages, config, settings)
     if sentences is not None:
         raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
     return Imported(config, weights, tokenizer, settings, [*left, *notes])

@@ -15,24 +15,30 @@ from typing import Any
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import JsonObject, read_object, read_text
-from mlx_transformer.text.published_ids import ROLES
+from mlx_transformer.text.added_tokens import SILENT, WHOLE
+from mlx_transformer.text.published_ids import ROLES, roles_of
+from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
 
+from .added import listed, role_names, with_tokens
 from .languages import content_of, listed_tokens
 
 WORDS = "vocab.txt"
+LOWER = {"type": "Lowercase"}
 MOST_TOKENS = 1 << 21
 NAMES = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
 SETTINGS_OF = {"pad": "pad_token", "bos": "cls_token", "eos": "sep_token", "unk": "unk_token", "mask": "mask_token"}
 
 
-def adopted(path: Path, settings: Mapping[str, Any]) -> str:
+def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start: int | None = None) -> str:
     """Return the text of a folder's tokenizer.json with the ids of its special tokens. settings: what
-    tokenizer_config.json says. Raises `UserError` for a file that doesn't put a token before and behind each text."""
+    tokenizer_config.json says. fills: a typed [MASK] is the token, for the model restores hidden words. start: the
+    token that a decoder starts with, where the model has one. Raises `UserError` for a file that doesn't put a token
+    before and behind each text."""
     specification = read_object(path / JOINT)
-    return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT)
+    return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT, fills, start=start)
 
 
-def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS) -> str:
+def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS, fills: bool = False) -> str:
     """Return the same of a vocab.txt, one token a line (Devlin et al. 2019). rows: most tokens that it may have."""
     told = JsonObject(dict(settings), str(path / "tokenizer_config.json"))
     text = read_text(path / WORDS)
@@ -71,16 +77,31 @@ def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS) 
     }
     ends = [(names["bos"], vocabulary[names["bos"]]), (names["eos"], vocabulary[names["eos"]])]
     specification["post_processor"] = _template(ends, typed=True)
-    return _with_roles(specification, ends, settings, path / WORDS)
+    return _with_roles(specification, ends, settings, path / WORDS, fills)
 
 
-def of_pair_ends(text: str, ends: tuple[str, str], settings: Mapping[str, Any], where: Path) -> str:
+def lower_cased(text: str) -> str:
+    """Return a tokenizer.json that lower-cases text before all else, as sentence-transformers has it: added tokens that
+    aren't looked for in normalised text keep their case."""
+    specification = json.loads(text)
+    normalizer = specification.get("normalizer")
+    whole = isinstance(normalizer, dict) and normalizer.get("type") == "Sequence"
+    inside = normalizer["normalizers"] if whole else [normalizer] if normalizer else []
+    if LOWER not in inside:
+        specification["normalizer"] = {"type": "Sequence", "normalizers": [LOWER, *inside]}
+    return json.dumps(specification, ensure_ascii=False, indent=1) + "\n"
+
+
+def of_pair_ends(
+    text: str, ends: tuple[str, str], settings: Mapping[str, Any], where: Path, fills: bool = False
+) -> str:
     """Return the text of a tokenizer.json of ours whose texts stand between two tokens; what cuts them stays what it
     is."""
     specification = json.loads(text)
-    known = _ids(specification)
-    specification["post_processor"] = _template([(name, known[name]) for name in ends], typed=False)
-    return _with_roles(specification, [(name, known[name]) for name in ends], settings, where, as_written=False)
+    known, roles = _ids(specification), roles_of(specification)
+    template = _template([(name, known[name]) for name in ends], typed=False)
+    specification["post_processor"] = {**template, ROLES: roles}
+    return _with_roles(specification, [(name, known[name]) for name in ends], settings, where, fills, as_written=False)
 
 
 def _with_roles(
@@ -88,10 +109,13 @@ def _with_roles(
     ends: list[tuple[str, int]],
     settings: Mapping[str, Any],
     where: Path,
+    fills: bool,
     as_written: bool = True,
+    start: int | None = None,
 ) -> str:
     known = _ids(specification)
     roles: dict[str, Any] = {"bos": ends[0][1], "eos": ends[1][1], **({"as_written": True} if as_written else {})}
+    kept = roles_of(specification)
     for role, usual in (("pad", "<pad>"), ("unk", "<unk>"), ("mask", "<mask>")):
         spelled = _named(settings, role)
         ids = [known[name] for name in (spelled, NAMES[role], usual) if name in known]
@@ -101,8 +125,18 @@ def _with_roles(
     template = specification["post_processor"]
     if template["type"] != "TemplateProcessing":
         template = _template(ends, typed=template["type"] == "BertProcessing")
+    roles |= {name: kept[name] for name in (SILENT, WHOLE) if name in kept}
     changed = {"truncation": None, "padding": None, "post_processor": {**template, ROLES: roles}}
-    return json.dumps({**specification, **changed}, ensure_ascii=False, indent=1) + "\n"
+    changed = {**specification, **changed}
+    if as_written or not is_sentencepiece(changed):  # pieces have their tokens already
+        texts = {id: text for text, id in known.items()}
+        named = {texts[id] for id in roles.values() if type(id) is int and id in texts}
+        named |= role_names(settings, mask=True)
+        named -= {texts.get(roles["mask"], "")} if fills and "mask" in roles else set()
+        if start is not None:
+            changed["post_processor"][ROLES] |= {"bos": start}
+        changed = with_tokens(changed, [*listed(where.parent, settings).values()], named)
+    return json.dumps(changed, ensure_ascii=False, indent=1) + "\n"
 
 
 def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]]:

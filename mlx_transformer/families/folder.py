@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,22 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.decoding.steps import banned_ids
-from mlx_transformer.generation.settings import SETTINGS
+from mlx_transformer.generation.settings import SETTINGS, SOURCE_LANGUAGE, TARGET_LANGUAGE
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
 from mlx_transformer.system.manifest import MANIFEST
 from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.torch_files import write_torch_tensors
+from mlx_transformer.text.added_tokens import SILENT, added_tokens
 from mlx_transformer.text.published_ids import roles_of
 
+from .added import ADDED, with_specials
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of, listed_tokens
 from .sentence_folder import HEADS, LIMITS, PROMPTS, dense_weights, head_weights, sentence_files
-from .text import ADDED, check_tokenizer, read_text_files
+from .text import check_tokenizer, read_text_files
 from .weights import FORMS, open_weights
 
 GENERATION = "generation_config.json"
@@ -101,7 +104,9 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
     if file.is_file():
         text = read_text(file)
         hint = "restore it from a copy, or remove it: the model takes ids then"
-        parse_json(text, f"{file}: damaged, or not JSON", hint)
+        values = parse_json(text, f"{file}: damaged, or not JSON", hint)
+        if isinstance(values, dict) and roles_of(values):  # one that `write_folder` wrote
+            text = json.dumps(with_specials(values, published=False), ensure_ascii=False, indent=1) + "\n"
         try:
             check_tokenizer(text, config, str(file))
             return text, []
@@ -141,10 +146,13 @@ def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict
 
 
 def tokenizer_config(
-    config: TransformerConfig, tokenizer: str, embedding: TextEmbedding | None = None
+    config: TransformerConfig,
+    tokenizer: str,
+    embedding: TextEmbedding | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is. embedding:
-    of a model whose texts end where that says."""
+    of a model whose texts end where that says. settings: of one that names the languages of a text."""
     specification = json.loads(tokenizer)
     contents = {entry["id"]: entry["content"] for entry in specification.get("added_tokens", [])}
     known, role_ids = {content: id for id, content in contents.items()}, roles_of(specification)
@@ -155,8 +163,18 @@ def tokenizer_config(
         "unk_token": role_ids.get("unk", known.get("<unk>")),
         "mask_token": role_ids.get("mask", known.get("<mask>")),
     }
-    special = {role: contents[id] for role, id in roles.items() if id in contents}
-    masks = "mask_token" in special
+    special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
+    flags = {token.content: token.special for token in added_tokens(specification)}
+    silent = [contents[id] for id in role_ids.get(SILENT, ()) if contents[id] not in special.values()]
+    if silent and flags[silent[0]]:
+        special["additional_special_tokens"] = silent
+    languages = {"src_lang": SOURCE_LANGUAGE, "tgt_lang": TARGET_LANGUAGE}
+    special |= {theirs: settings[ours] for theirs, ours in languages.items() if ours in settings}
+    # Tokens that are one id in a text must not be special where special ones are split.
+    whole = [*role_ids.get(SILENT, ())]
+    masks = config.architecture == "encoder" and "mask_token" in special and config.head.kind == "vocabulary"
+    whole += [roles["mask_token"]] if masks else []
+    splits = not any(flags[contents[id]] for id in whole)
     # Where this is silent, transformers takes the space from a tokenizer.json that has it.
     spaced = (specification.get("pre_tokenizer") or {}).get("add_prefix_space")
     return {
@@ -168,7 +186,7 @@ def tokenizer_config(
         "clean_up_tokenization_spaces": False,
         **({"add_prefix_space": True} if spaced else {}),
         # "</s>" in a text is text, but <mask> is what an encoder is to fill in.
-        "split_special_tokens": not (masks and config.architecture == "encoder"),
+        "split_special_tokens": splits,
     }
 
 
@@ -190,8 +208,10 @@ def write_folder(
         texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(output) as temporary:
         if tokenizer:
+            published = with_specials(json.loads(tokenizer), published=True)
+            tokenizer = json.dumps(published, ensure_ascii=False, indent=1) + "\n"
             (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
-            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding)
+            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding, settings)
         if embedding is not None:
             texts |= sentence_files(embedding, model_config.d_model, model_config.max_positions)
             for name, arrays in dense_weights(embedding):

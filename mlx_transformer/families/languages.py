@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+OF_LANGUAGES = ("m2m_100", "mbart")
+"""Families whose models are told languages by tokens of their own, which no text holds."""
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
 """The names that M2M100, and that NLLB and mBART have for the token of a language, by its code."""
 M2M100 = """

@@ -14,25 +14,36 @@ from typing import Any
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import JOINT, join_texts
-from mlx_transformer.generation.settings import SOURCE_LAST, TARGET_IN_SOURCE, TARGET_STARTS
+from mlx_transformer.generation.settings import (
+    SOURCE_LANGUAGE,
+    SOURCE_LAST,
+    TARGET_IN_SOURCE,
+    TARGET_LANGUAGE,
+    TARGET_STARTS,
+)
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, read_object, read_text
+from mlx_transformer.text.added_tokens import AddedToken
 from mlx_transformer.text.published_ids import laid_out, roles_of
 from mlx_transformer.text.sentencepiece import UNKNOWN, SentencePiece, read_sentencepiece
 from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.text.tokenizer import Tokenizer
 
+from .added import ADDED, listed, makers_tokens, role_names, with_tokens
 from .byte_level import byte_level_json
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
-from .languages import M2M100, MBART_25, MBART_50, added_tokens, content_of
+from .json_pieces import is_pieces, pieces_json
+from .language_codes import own_code
+from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, content_of
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
 PIECES, MERGES = "spiece.model", "merges.txt"
 FAIRSEQ = "sentencepiece.bpe.model"
-ADDED = "added_tokens.json"
 SMALL_100 = "SMALL100Tokenizer"
 CONTROL = ("<s>", "</s>", "<pad>")
+NAMED = (*CONTROL, "<unk>")
+"""The usual names of tokens with a role."""
 
 Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
 
@@ -42,10 +53,12 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
     encoder = config.architecture == "encoder"
     entries = ENCODER_READERS if encoder else [READERS[model_type]] if model_type in READERS else []
     complete = [read for names, read in entries if all((path / name).is_file() for name in names)]
+    if not complete and not encoder and model_type in READERS and _is_published(path):
+        complete = [_of_json]
     if not complete:
         return None, ""
     try:
-        text = complete[0](path, config, _settings(path))
+        text = complete[0](path, config, settings_of_text(path))
         check_tokenizer(text, with_ends(config, text) if encoder else config, str(path))
     except UserError as error:
         return None, str(error)
@@ -57,26 +70,50 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
     each."""
     source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
     vocabulary = _vocabulary(path / VOCABULARY, config.source_vocab_size)
+    tokens = makers_tokens(path, settings, NAMED, config.source_vocab_size)
+    own = _python_decoder(settings)
+    first = {"prefixes": True, **own}
     if not settings.get("separate_vocabs"):
-        other = json.loads(_by_vocabulary(target, vocabulary, config))
-        return _by_vocabulary(source, vocabulary, config, more={"prefixes": True, "target": other})
+        other = json.loads(_by_vocabulary(target, vocabulary, config, tokens=tokens, more=own))
+        return _by_vocabulary(source, vocabulary, config, tokens=tokens, more={**first, "target": other})
     targets = _vocabulary(path / TARGET_VOCABULARY, config.vocab_size)
+    both = [token for token in tokens if token.id < config.vocab_size]
     return join_texts(
-        _by_vocabulary(source, vocabulary, config, more={"prefixes": True}), _by_vocabulary(target, targets, config)
+        _by_vocabulary(source, vocabulary, config, tokens=tokens, more=first),
+        _by_vocabulary(target, targets, config, tokens=both, more=own),
     )
+
+
+def _python_decoder(settings: Mapping[str, Any]) -> dict[str, bool]:
+    """Return what decoded text has in the families whose tokenizer is Python's own: no space at either end, and until
+    transformers 5, which names its `backend`, one on either side of an added token."""
+    return {"strips": True, **({} if "backend" in settings else {"apart": True})}
 
 
 def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     """Return the ids, the model's own; behind its pieces stand the blanks that text was hidden by, the last one first.
     MADLAD pads with <s>."""
-    model, count = read_sentencepiece(path / PIECES), settings.get("extra_ids", 100)
+    model, legacy = read_sentencepiece(path / PIECES), settings.get("legacy") is not False
+    if not legacy:  # then transformers saves the model without the space that it puts there itself
+        model = dataclasses.replace(model, dummy_prefix=True)
+    tokens = _with_blanks(model, makers_tokens(path, settings, NAMED, config.vocab_size), config, settings, path)
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
-    blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
-    more = [blank for blank in reversed(blanks) if blank not in ids]
-    if len(model.pieces) + len(more) > config.vocab_size:
-        raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
     pad = ids.get(content_of(settings.get("pad_token", "<pad>")), -1)
-    return tokenizer_json(model, more, roles={"pad": pad, "bos": config.bos_id})
+    roles = {"pad": pad, "bos": config.bos_id}
+    return tokenizer_json(model, roles=roles, tokens=tokens, space_each=legacy)
+
+
+def _with_blanks(
+    model: SentencePiece, tokens: list[AddedToken], config: TransformerConfig, settings: Mapping[str, Any], path: Path
+) -> list[AddedToken]:
+    """Return a folder's added tokens, and where it lists none of T5's blanks those, behind the pieces."""
+    count = settings.get("extra_ids", 100)
+    blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
+    spelled = {token.content for token in tokens} | {piece.text for piece in model.pieces}
+    missing = [blank for blank in reversed(blanks) if blank not in spelled] if not spelled & {*blanks} else []
+    if len(model.pieces) + len(missing) > config.vocab_size:
+        raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size}")
+    return [*tokens, *(AddedToken(id, blank, special=True) for id, blank in enumerate(missing, len(model.pieces)))]
 
 
 def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -91,10 +128,19 @@ def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
     if len(tokens) > config.vocab_size:
         raise UserError(f"{path / PIECES}: has {len(model.pieces)} pieces, and the model {config.vocab_size} ids")
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    return _by_vocabulary(model, vocabulary, config, control=masks, lookup=False)
+    tokens = {token.content: token for token in makers_tokens(path, settings, NAMED, config.vocab_size)}
+    tokens |= {mask: AddedToken(vocabulary[mask], mask, special=True) for mask in masks if mask not in tokens}
+    return _by_vocabulary(model, vocabulary, config, tokens=[*tokens.values()], lookup=False)
 
 
 def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    specification = json.loads(_byte_level(path, config, settings))
+    tokens = makers_tokens(path, settings, NAMED, config.vocab_size)
+    named = {*NAMED, *role_names(settings, mask=False)}
+    return json.dumps(with_tokens(specification, tokens, named), ensure_ascii=False, indent=1) + "\n"
+
+
+def _byte_level(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
     if len(set(vocabulary.values())) < len(vocabulary):
         raise UserError(f"{path / VOCABULARY}: has two tokens of one id")
@@ -110,7 +156,12 @@ def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
     vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
     usual = " ".join(f"__{code}__" for code in M2M100.split())
     languages = _added(path, config, settings, len(vocabulary), usual)
-    return _by_vocabulary(read_sentencepiece(path / FAIRSEQ), {**vocabulary, **languages}, config, control=[*languages])
+    model = read_sentencepiece(path / FAIRSEQ)
+    tokens = makers_tokens(path, settings, (*NAMED, *languages.keys() - {"<mask>"}), config.vocab_size)
+    taken = {token.id for token in tokens if token.content not in languages}  # transformers 5 gives such ids twice
+    languages = {code: id for code, id in languages.items() if id not in taken}
+    every = {**vocabulary, **languages}
+    return _by_vocabulary(model, every, config, control=[*languages], tokens=tokens, more=_python_decoder(settings))
 
 
 def _mbart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -125,7 +176,9 @@ def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any],
     """Return the model's pieces as fairseq counts them, and then the languages."""
     model, vocabulary = _behind_four(path)
     languages = _added(path, config, settings, len(vocabulary), usual)
-    return _by_vocabulary(model, {**vocabulary, **languages}, config, control=[*languages], lookup=False)
+    tokens = makers_tokens(path, settings, (*NAMED, *languages.keys() - {"<mask>"}), config.vocab_size)
+    every = {**vocabulary, **languages}
+    return _by_vocabulary(model, every, config, control=[*languages], tokens=tokens, lookup=False)
 
 
 def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
@@ -138,15 +191,49 @@ def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
 
 
 def _roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    return of_pair_ends(_bart(path, config, settings), ("<s>", "</s>"), settings, path / VOCABULARY)
+    text = _byte_level(path, config, settings)
+    return of_pair_ends(text, ("<s>", "</s>"), settings, path / VOCABULARY, _fills(config))
 
 
 def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     """Return the model's pieces as fairseq counts them, and then <mask>."""
     model, vocabulary = _behind_four(path)
     vocabulary["<mask>"] = len(vocabulary)
-    text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], lookup=False)
+    named = NAMED if _fills(config) else (*NAMED, "<mask>")
+    tokens = makers_tokens(path, settings, named, config.vocab_size, mask=not _fills(config))
+    if _fills(config) and "<mask>" not in {token.content for token in tokens}:
+        tokens.append(AddedToken(vocabulary["<mask>"], "<mask>", special=True, lstrip=True))
+    text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], tokens=tokens, lookup=False)
     return of_pair_ends(text, ("<s>", "</s>"), settings, path / FAIRSEQ)
+
+
+def _fills(config: TransformerConfig) -> bool:
+    """Return whether the model restores hidden words: then <mask> in a text is one."""
+    return config.head.kind == "vocabulary"
+
+
+def _is_published(path: Path) -> bool:
+    """Return whether a folder has a tokenizer.json that transformers wrote, and not we."""
+    values = optional_object(path / JOINT)
+    return bool(values) and not roles_of(values) and (is_pieces(values) or _is_byte_level(values))
+
+
+def _is_byte_level(specification: Mapping[str, Any]) -> bool:
+    before = specification.get("pre_tokenizer")
+    return isinstance(before, dict) and before.get("type") == "ByteLevel"
+
+
+def _of_json(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
+    """Return the vocabulary of a folder of transformers 5, which has tokenizer.json alone."""
+    if _is_byte_level(read_object(path / JOINT)):
+        return adopted(path, settings, fills=True, start=config.bos_id)
+    every = listed(path, settings)
+    codes = [token.content for token in every.values() if LANGUAGE.fullmatch(token.content)]
+    languages = codes if optional_object(path / CONFIG).get("model_type") in OF_LANGUAGES else []
+    tokens = makers_tokens(path, settings, (*NAMED, *languages), config.vocab_size)
+    own = {*tokens}
+    control = [token for token in every.values() if token not in own and token.id < config.vocab_size]
+    return pieces_json(path, content_of(settings.get("pad_token", "<pad>")), config.bos_id, tokens, control)
 
 
 def _added(
@@ -166,18 +253,21 @@ def _by_vocabulary(
     vocabulary: Mapping[str, int],
     config: TransformerConfig,
     control: Sequence[str] = (),
+    tokens: Sequence[AddedToken] = (),
     lookup: bool = True,
     more: Mapping[str, Any] | None = None,
 ) -> str:
-    """control: tokens that stand for no text. lookup: what the model doesn't know may have an id of its own. more: what
-    else `published_ids` keeps."""
-    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control])
+    """control: tokens that stand for no text. tokens: those that the maker added. lookup: what the model doesn't know
+    may have an id of its own. more: what else `published_ids` keeps."""
+    last = max(vocabulary.values(), default=-1)
+    vocabulary = {**vocabulary, **{token.content: token.id for token in tokens if token.id <= last}}
+    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control, *(token.content for token in tokens)])
     pad = vocabulary.get("<pad>", config.pad_id)
     start = pad if config.bos_id == config.pad_id else config.bos_id
     roles: dict[str, Any] = {"pad": pad, "bos": start, **(more or {})}
     roles |= {"lookup": True} if lookup else {}
     roles |= {"missing": missing} if missing else {}
-    return tokenizer_json(pieces, roles=roles)
+    return tokenizer_json(pieces, roles=roles, tokens=tokens)
 
 
 def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
@@ -209,7 +299,7 @@ def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
     SMaLL-100 is told the language to write before its sources. mBART's sources end with theirs, and the decoder begins
     with the one to write; so do the sources of an NLLB whose tokenizer is of the first kind (`legacy_behaviour`).
     """
-    settings = _settings(path)
+    settings = settings_of_text(path)
     if model_type == "mbart" and not _is_mbart_50(settings):
         return {SOURCE_LAST: True, TARGET_STARTS: True}
     if settings.get("tokenizer_class") == SMALL_100:
@@ -217,11 +307,29 @@ def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
     return {SOURCE_LAST: True} if model_type == "m2m_100" and settings.get("legacy_behaviour") else {}
 
 
-def _settings(path: Path) -> Mapping[str, Any]:
+def languages_of_text(
+    path: Path, languages: Mapping[str, int], config: TransformerConfig, settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the languages of a text for which nobody names any, as tokenizer_config.json (`src_lang`, `tgt_lang`) or
+    what the model's outputs begin with says; {} where the folder names none. languages: {code: id}. settings: how the
+    model generates."""
+    told, found = settings_of_text(path), {}
+    for name, key in ((SOURCE_LANGUAGE, "src_lang"), (TARGET_LANGUAGE, "tgt_lang")):
+        code = told.get(key)
+        if isinstance(code, str) and (own := own_code(code, languages)) is not None:
+            found[name] = own
+    if settings.get(TARGET_STARTS):
+        start = settings.get("start_id", config.bos_id)
+        begun = [code for code, id in languages.items() if id == start]
+        found |= {TARGET_LANGUAGE: begun[0]} if begun else {}
+    return found
+
+
+def settings_of_text(path: Path) -> Mapping[str, Any]:
     """Return what tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its
     class."""
     return {
-        "tokenizer_class": read_object(path / CONFIG).get("tokenizer_class"),
+        "tokenizer_class": optional_object(path / CONFIG).get("tokenizer_class"),
         **optional_object(path / SPECIAL),
         **optional_object(path / SETTINGS),
     }
@@ -246,8 +354,8 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
 }
 """{model_type: files that must be there, and what reads them}"""
 ENCODER_READERS: list[tuple[tuple[str, ...], Reader]] = [
-    ((JOINT,), lambda path, config, settings: adopted(path, settings)),
-    ((WORDS,), lambda path, config, settings: wordpiece(path, settings, config.vocab_size)),
+    ((JOINT,), lambda path, config, settings: adopted(path, settings, _fills(config))),
+    ((WORDS,), lambda path, config, settings: wordpiece(path, settings, config.vocab_size, _fills(config))),
     ((FAIRSEQ,), _xlm_roberta),
     ((VOCABULARY, MERGES), _roberta),
 ]

@@ -10,6 +10,7 @@ source_language_last: the source's token stands behind the end token of every so
 target_language_starts: the decoder begins with the target's token in place of the start token, e.g. in mBART.
 shortlist: the name of a file in the same folder with the candidate tokens of each source token.
 task_prefix: text before every source, e.g. T5's "translate English to German: ".
+source_language, target_language: those of a text for which the caller names none (`with_languages`).
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_la
 TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
 """Flags for models that read a language token elsewhere than first in the source and first in the output."""
-BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX)
+SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
+BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE)
 """The keys of the file that are not fields of `Options`."""
 NO_SHORTLIST = "none"
 """Given in place of a shortlist file: all tokens are candidates."""
-SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 
 Settings = dict[str, Any]
 
@@ -58,6 +59,9 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
         raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+    for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
+        if name in values and (not isinstance(values[name], str) or values[name] not in languages):
+            raise UserError(f"{where}: {name} {values[name]!r:.60} is none of its {LANGUAGES}")
     if not isinstance(values.get(TASK_PREFIX, ""), str):
         raise UserError(f"{where}: {TASK_PREFIX} must be text")
     file = values.get(SHORTLIST)
@@ -127,6 +131,42 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
     return languages[code]
 
 
+def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for translating text, with the languages that the model's folder names where the caller names
+    none. `UserError` where a model of several languages is told one neither way: it would guess."""
+    chosen = dict(options)
+    languages = settings.get(LANGUAGES)
+    if not languages:
+        return chosen
+    begun = _chooses_first(options) or bool(settings.get("forced_first"))
+    for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
+        if chosen.get(name) is None:
+            chosen.pop(name, None)
+            if name in settings and not (name == TARGET_LANGUAGE and begun):
+                chosen[name] = settings[name]
+    for name in [name for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in chosen]:
+        language_id(settings, chosen[name])
+    if settings.get(TARGET_IN_SOURCE):
+        if options.get(SOURCE_LANGUAGE) is None:
+            chosen.pop(SOURCE_LANGUAGE, None)
+        missing = [] if TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
+    else:
+        missing = [] if SOURCE_LANGUAGE in chosen else [SOURCE_LANGUAGE]
+        missing += [] if begun or TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
+    if missing:
+        some = ", ".join(list(languages)[:3])
+        raise UserError(
+            f"{' and '.join(missing)}: the model has {len(languages)} languages ({some}, ...) and its folder says "
+            "none for a text: name one"
+        )
+    return chosen
+
+
+def _chooses_first(options: Mapping[str, Any]) -> bool:
+    """Return whether something else says what an output begins with."""
+    return bool(options.get("forced_first") or options.get("prefix")) or options.get("start_id") is not None
+
+
 class Around(NamedTuple):
     """Ids to put before and behind the ids of a source."""
 
@@ -166,7 +206,7 @@ def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str
     `forced_first`, or `start_id` if the decoder begins with it.
     """
     merged = {name: value for name, value in {**settings, **passed}.items() if name not in BESIDE}
-    if (target := merged.pop(TARGET_LANGUAGE, None)) is not None:
+    if (target := passed.get(TARGET_LANGUAGE)) is not None:
         language = language_id(settings, target)
         merged |= {"start_id": language} if settings.get(TARGET_STARTS) else {"forced_first": (language,)}
     if "max_length_factor" in passed and "max_new_tokens" not in passed:

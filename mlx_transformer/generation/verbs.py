@@ -28,6 +28,7 @@ from .settings import (
     Settings,
     around_source,
     resolved,
+    with_languages,
     with_source_language,
 )
 
@@ -241,7 +242,7 @@ class TextVerbs:
 
         others: dict[str, Any] = {**options}
         translator = self.translator.with_prefix(others.pop(TASK_PREFIX, None))
-        around, others = around_source(self.generation, others)
+        around, others = around_source(self.generation, with_languages(self.generation, others))
         chosen = {"around": around, "candidates_of": self._candidates, **self._streaming(others)}
         return self._streamed(lambda model: stream(model, translator, text, **chosen))
 
@@ -445,7 +446,7 @@ class TextVerbs:
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         prefix = options.pop(TASK_PREFIX, None)
-        return self.translator.with_prefix(prefix).n_best(lines, **options)
+        return self.translator.with_prefix(prefix).n_best(lines, **with_languages(self.generation, options))
 
     def _decoders(self, what: str) -> Tokenizer:
         """Return the tokenizer of a decoder-only model. For other models raises `UserError`, naming `what` as needing

@@ -8,7 +8,7 @@ The token that a `tokenizer.json` has no place for is kept inside its template, 
 "mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
 with a token such as ">>deu<<"; and of a vocabulary of two models the tokenizer.json of the target's, with the same ids.
 Vocabularies of encoders have the ids of eos, unk and mask there too, and that the file's own components cut text, as
-they do in other programs ("as_written").
+they do in other programs ("as_written"). What is said of tokens that a maker added stands in `added_tokens.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
+from .added_tokens import ROLES, SILENT, WHOLE
 from .sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
 TARGET_ONLY, PREFIX = 7, 8
 """Types of pieces beside SentencePiece's own: what no text is cut into, and what a text may begin with, whole."""
 UNK = "<unk>"
-ROLES = "mlx_transformer"
 
 
 def roles_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,6 +53,10 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
     named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
     if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
         return f"the ids of {' and '.join(named)} are none of its own"
+    for name in (SILENT, WHOLE):
+        ids = roles.get(name, [])
+        if not isinstance(ids, list) or not all(type(id) is int and 0 <= id < size for id in ids):
+            return f"{name} are no ids of its own"
     missing = roles.get("missing", [])
     pairs = isinstance(missing, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in missing)
     if not pairs or not all(isinstance(text, str) and type(score) is float for text, score in missing):

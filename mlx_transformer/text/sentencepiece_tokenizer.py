@@ -15,12 +15,14 @@ import base64
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
+from .added_tokens import SILENT, WHOLE, AddedToken, Part, Splitter, added_tokens, filler, silencing
 from .charsmap import Charsmap, read_charsmap
 from .pairs import Located
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
@@ -28,33 +30,57 @@ from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, 
 
 SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 """Spaces before a space, at the beginning and at the end, where SentencePiece strips its own mark too."""
+INNER_SPACES_PATTERN = r" +(?= )|[ ▁]+(?![\s\S])"
+"""The same, but a space at the beginning stays: it is that of the first word."""
+ENDED_SPACES_PATTERN = r" +(?= )"
+"""Spaces before a space: one at the end of text before an added token stays; at the end of all text it goes."""
+WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+"""What separates words in a vocabulary that says no more of it: all white space but the space itself."""
 END = "</s>"
 
 
-def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mapping[str, Any] | None = None) -> str:
+def tokenizer_json(
+    model: SentencePiece,
+    more: Sequence[str] = (),
+    roles: Mapping[str, Any] | None = None,
+    tokens: Sequence[AddedToken] = (),
+    space_each: bool = True,
+    ended: bool = False,
+) -> str:
     """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
-    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. Raises `UserError` for a
-    vocabulary without </s>.
+    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. tokens: those that the maker
+    added, behind the pieces or among them. space_each: text behind one of them begins with a space, as a whole text
+    does. ended: text before one ends with a space, where it was typed with one. Raises `UserError` for a vocabulary
+    without </s>, and for tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
     pieces += [(text, 0.0, CONTROL) for text in more]
+    whole = {token.id: token for token in with_fillers(tokens, [text for text, *_ in pieces])}
     added = [
-        {"id": id, "content": text, "special": type not in (USER_DEFINED, PREFIX), "normalized": False}
-        | {"single_word": False, "lstrip": False, "rstrip": False}
+        AddedToken(id, text).entry(special=type not in (USER_DEFINED, PREFIX))
         for id, (text, _, type) in enumerate(pieces)
-        if type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE)
+        if id not in whole
+        and (type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE))
     ]
+    known = {token.id for token in tokens}
+    added += [token.entry(special=token.id not in known) for token in whole.values()]
+    added.sort(key=lambda entry: entry["id"])
+    if tokens:
+        unsaid = sorted(token.id for token in tokens if token.special)
+        roles = {**(roles or {}), WHOLE: sorted(known), **({SILENT: unsaid} if unsaid else {})}
     normalizers: list[dict[str, Any]] = []
     if model.charsmap:
         table = base64.b64encode(model.charsmap).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": table})
     if model.remove_extra_whitespace:
-        normalizers.append({"type": "Replace", "pattern": {"Regex": SPACES_PATTERN}, "content": ""})
-    whole = model.model_type == BPE and model.ids_of(USER_DEFINED)
-    scheme = "never" if not model.dummy_prefix else "first" if whole else "always"
+        pattern = SPACES_PATTERN if space_each or not model.dummy_prefix else INNER_SPACES_PATTERN
+        pattern = ENDED_SPACES_PATTERN if ended and pattern == SPACES_PATTERN else pattern
+        normalizers.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": ""})
+    first = (model.model_type == BPE and model.ids_of(USER_DEFINED)) or not space_each
+    scheme = "never" if not model.dummy_prefix else "first" if first else "always"
     inside = any("▁" in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": not inside}
     end = next((id for id, (text, *_) in enumerate(pieces) if text == END), None)
@@ -63,6 +89,8 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mappin
     decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}] if model.byte_fallback else []
     if model.ids_of(TARGET_ONLY):
         decoders.insert(0, {"type": "Replace", "pattern": {"String": " "}, "content": ""})
+    decoder = {"type": "Sequence", "decoders": [*decoders, metaspace]} if decoders else metaspace
+    silent = [token.content for token in sorted(tokens) if token.special]
     specification = {
         "version": "1.0",
         "truncation": None,
@@ -81,10 +109,23 @@ def tokenizer_json(model: SentencePiece, more: Sequence[str] = (), roles: Mappin
             "special_tokens": {END: {"id": END, "ids": [end], "tokens": [END]}},
             **({ROLES: dict(roles)} if roles else {}),
         },
-        "decoder": {"type": "Sequence", "decoders": [*decoders, metaspace]} if decoders else metaspace,
+        "decoder": silencing(decoder, silent) if silent else decoder,
         "model": _bpe(model, pieces) if model.model_type == BPE else _unigram(model, pieces),
     }
     return json.dumps(specification, ensure_ascii=False, indent=1) + "\n"
+
+
+def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[AddedToken]:
+    """Return added tokens by id, and between those behind the pieces one for each row that has none. `UserError` for an
+    id or a spelling that another has."""
+    by_id = {token.id: token for token in tokens}
+    places = {text: id for id, text in enumerate(pieces)}
+    for token in tokens:
+        taken = pieces[token.id] if token.id < len(pieces) else token.content
+        if by_id[token.id] != token or taken != token.content or places.get(token.content, token.id) != token.id:
+            raise UserError(f"the added token {token.content!r:.60} has id {token.id}, which is another's")
+    behind = range(len(pieces), max(by_id, default=-1) + 1)
+    return [by_id.get(id) or filler(id) for id in sorted({*by_id, *behind})]
 
 
 def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
@@ -158,7 +199,7 @@ def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str
 def is_sentencepiece(specification: dict[str, Any]) -> bool:
     """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
     normalizer, pre_tokenizer = specification.get("normalizer"), specification.get("pre_tokenizer")
-    kinds = {"Precompiled", "Replace"}
+    kinds = ("Precompiled", "Replace", "Lowercase")
     parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
     return (
         isinstance(pre_tokenizer, dict)
@@ -174,18 +215,50 @@ class ExactText:
 
     def __init__(self, specification: dict[str, Any]) -> None:
         """`specification` is the parsed file, of which `tokenizers` has read the text without an error."""
+        roles = roles_of(specification)
         tables = [each["precompiled_charsmap"] for each in _normalizers(specification) if each["type"] == "Precompiled"]
         self._table = base64.b64decode(tables[0]) if tables else b""
         self._charsmap: Charsmap | None = None
-        self._published = PublishedIds(specification) if "lookup" in roles_of(specification) else None
-        self._backend = tokenizers.Tokenizer.from_str(json.dumps(_without_faults(specification)))
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        kinds = [each["type"] for each in _normalizers(specification)]
+        self._lower = tokenizers.normalizers.Lowercase() if "Lowercase" in kinds else None
+        self._published = PublishedIds(specification) if "lookup" in roles else None
+        self._fixed = _without_faults(specification)
+        self._backend = _backend(self._fixed)
+        patterns = [each.get("pattern") for each in _normalizers(specification) if each["type"] == "Replace"]
+        self._strips_end = {"Regex": ENDED_SPACES_PATTERN} in patterns
+        self._before, self._behind = _around(specification)
+        whole = {*roles.get(WHOLE, ())}
+        self._tokens = [token for token in added_tokens(specification) if token.id in whole]
+
+    @cached_property
+    def _typed(self) -> Splitter:
+        """Finds added tokens in a text as it was typed."""
+        return Splitter([token for token in self._tokens if not token.normalized])
+
+    @cached_property
+    def _normal(self) -> Splitter:
+        """Finds the others in normalised text."""
+        return Splitter([token for token in self._tokens if token.normalized], self._normalized)
+
+    @cached_property
+    def _inner(self) -> tokenizers.Tokenizer:
+        """Cuts text behind an added token: where a text's first word alone begins with a space, without it."""
+        before = self._fixed["pre_tokenizer"]
+        if before["prepend_scheme"] != "first":
+            return self._backend
+        return _backend({**self._fixed, "pre_tokenizer": {**before, "prepend_scheme": "never"}})
 
     def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
         """Return ids and words of each text, </s> included."""
+        if self._tokens and (apart := {i for i, text in enumerate(texts) if self._may_split(text)}):
+            others = iter(self._plain([text for i, text in enumerate(texts) if i not in apart]))
+            return [self._by_parts(text)[0] if i in apart else next(others) for i, text in enumerate(texts)]
+        return self._plain(texts)
+
+    def _plain(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
+        """Return the same of texts without added tokens."""
         if self._published is None:
-            return self._backend.encode_batch([self._normalized(text) for text in texts])
+            return self._backend.encode_batch([self._ended(self._normalized(text)) for text in texts])
         parts = [self._published.without_prefix(text) for text in texts]
         rests = [self._normalized(rest) for _, rest in parts]
         encodings = self._backend.encode_batch(rests)
@@ -194,29 +267,78 @@ class ExactText:
             for (prefix, _), rest, encoding in zip(parts, rests, encodings, strict=True)
         ]
 
+    def _may_split(self, text: str) -> bool:
+        return self._typed.may_split(text) or self._normal.may_split(self._normalized(text))
+
+    def _by_parts(self, text: str) -> tuple[Cut, list[tuple[int, int] | None]]:
+        """Cut a text between its added tokens; also return where the tokens stand in it."""
+        ids, words, places = list(self._before), [None] * len(self._before), [None] * len(self._before)
+        word = 0
+        for outer in self._typed.parts(text):
+            typed = text[outer.start : outer.end]
+            normal = self._normalized(typed)
+            normal = self._ended(normal) if outer.id is None and outer.end == len(text) else normal
+            for part in [Part(outer.id, 0, len(normal))] if outer.id is not None else self._normal.parts(normal):
+                cut, spans = self._part(part, normal, first=not outer.start + part.start)
+                count = 1 + max((each for each in cut.word_ids if each is not None), default=-1)
+                ids += cut.ids
+                words += [None if each is None else word + each for each in cut.word_ids]
+                origin = spans if normal == typed else self._places(typed, spans)
+                places += [None if each is None else (outer.start + each[0], outer.start + each[1]) for each in origin]
+                word += count
+        after = [None] * len(self._behind)
+        return Cut([*ids, *self._behind], [*words, *after]), [*places, *after]
+
+    def _part(self, part: Part, text: str, first: bool) -> tuple[Cut, Sequence[tuple[int, int] | None]]:
+        """Return an added token, or the tokens of the text between two. first: the text begins there."""
+        if part.id is not None:
+            return Cut([part.id], [0]), [(part.start, part.end)]
+        rest, prefix = text[part.start : part.end], None
+        if self._published is not None:
+            prefix, rest = self._published.without_prefix(rest)
+        backend = self._backend if first else self._inner
+        encoding = backend.encode(rest, add_special_tokens=False)
+        spans = [(part.start + start, part.start + end) for start, end in encoding.offsets]
+        if self._published is None:
+            return Cut(encoding.ids, encoding.word_ids), spans
+        cut = self._published.cut(prefix, rest, encoding)
+        return cut, [*[None] * (len(cut.ids) - len(spans)), *spans]
+
     def located(self, texts: Sequence[str]) -> list[Located]:
         """Return ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids
         aren't those of its pieces: only translators have one."""
         if self._published is not None:
             raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
-        normalized = [self._normalized(text) for text in texts]
+        normalized = [self._ended(self._normalized(text)) for text in texts]
         located_texts = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
-        return [
+        found = [
             each if after == before else Located(each.ids, self._places(before, each.places))
             for before, after, each in zip(texts, normalized, located_texts, strict=True)
         ]
+        for i, text in enumerate(texts if self._tokens else ()):
+            if self._may_split(text):
+                cut, places = self._by_parts(text)
+                found[i] = Located(cut.ids, places)
+        return found
 
     def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
         """Return the same in the text as it was before it was normalised."""
-        assert self._charsmap is not None
+        if self._charsmap is None:  # lower-cased alone: all but a handful of letters keep their places
+            return list(places)
         end = len(text)
-        known = [*self._charsmap.places(text), (end, end)]
+        lower = text if self._lower is None else self._lower.normalize_str(text)
+        known = [*self._charsmap.places(lower), (end, end)]
         return [
             None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
             for place in places
         ]
 
+    def _ended(self, text: str) -> str:
+        """Return normalised text without the spaces at its end, where the file's components leave them."""
+        return text.rstrip(" ▁") if self._strips_end else text
+
     def _normalized(self, text: str) -> str:
+        text = text if self._lower is None else self._lower.normalize_str(text)
         if not self._table:
             return text
         if self._charsmap is None:
@@ -224,12 +346,34 @@ class ExactText:
         return self._charsmap.normalized(text)
 
 
+def _backend(specification: dict[str, Any]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(specification))
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the ids that stand before and behind a text."""
+    template = specification["post_processor"]
+    sides: list[list[int]] = [[], []]
+    side = 0
+    for part in template["single"]:
+        side |= "Sequence" in part
+        if "SpecialToken" in part:
+            sides[side] += template["special_tokens"][part["SpecialToken"]["id"]]["ids"]
+    return sides[0], sides[1]
+
+
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     """Return the same tokenizer, without its table, and with control pieces that no text can spell: they hold a
-    space."""
+    space. Added tokens are found before it is asked."""
     changed = copy.copy(specification)
     roles = roles_of(specification)
-    changed["added_tokens"] = [x for x in _added(specification) if not x["special"] and not roles.get("prefixes")]
+    whole = {*roles.get(WHOLE, ())}
+    changed["added_tokens"] = [
+        x for x in _added(specification) if not x["special"] and not roles.get("prefixes") and x["id"] not in whole
+    ]
     control = {x["content"] for x in _added(specification)} - {x["content"] for x in changed["added_tokens"]}
     normalizers = [each for each in _normalizers(specification) if each["type"] != "Precompiled"]
     changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers}

@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,18 @@ from mlx_transformer.system.errors import UserError, error_line
 from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
+from .added_tokens import SILENT, WHOLE, AddedToken, added_tokens, silent_contents, silent_pattern
 from .charsmap import is_whole
 from .pairs import Located, Pair, PairForm
 from .published_ids import problem_of, roles_of, target_of, without_target
-from .sentencepiece_tokenizer import SPACES_PATTERN, ExactText, is_sentencepiece
+from .sentencepiece_tokenizer import (
+    ENDED_SPACES_PATTERN,
+    INNER_SPACES_PATTERN,
+    SPACES_PATTERN,
+    WHITE_SPACE,
+    ExactText,
+    is_sentencepiece,
+)
 
 if TYPE_CHECKING:
     from mlx_transformer.core.checkpoint import Checkpoint
@@ -61,7 +70,8 @@ SPLIT_PATTERN = (
     r"|\p{Z}{1,32}"
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
-TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, " {2,}"})
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, WHITE_SPACE})
+TRUSTED_PATTERNS |= {" {2,}"}
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
@@ -91,7 +101,7 @@ class Tokenizer:
             self.source = Tokenizer(sides["source"], f"{origin}: source")
         self._specification = _parse(specification, origin)
         try:
-            self._backend = tokenizers.Tokenizer.from_str(specification)
+            self._backend = tokenizers.Tokenizer.from_str(_untypable(self._specification) or specification)
         except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
@@ -109,11 +119,22 @@ class Tokenizer:
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
             _listed_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
         )
+        self._read_added(roles)
         _check(self._backend, self.eos_id, origin)
         self._exact = ExactText(self._specification) if of_pieces else None
         if (target := target_of(self._specification)) is not None:
             self.source = Tokenizer(json.dumps(without_target(self._specification)), origin)
             self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
+
+    def _read_added(self, roles: Mapping[str, Any]) -> None:
+        """Read which tokens decoded text leaves out, and how it puts others."""
+        self._silent = frozenset(roles.get(SILENT, ()))
+        spoken = {*roles.get(WHOLE, ())} - self._silent
+        self._apart, self._strips = frozenset(spoken if roles.get("apart") else ()), roles.get("strips") is True
+        pieces = self._specification["model"].get("vocab")
+        own = roles.get("as_written") and isinstance(pieces, list)
+        control = [token.id for token in added_tokens(self._specification) if token.special and own]
+        self._roles_in_pieces = frozenset(id for id in control if id < len(pieces or ()))
 
     def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
         """Return what cuts text of the target, into the ids of `whole`."""
@@ -224,7 +245,10 @@ class Tokenizer:
         for a vocabulary that has none."""
         form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
-        ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        if self._exact is None:
+            ids = [each.ids for each in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        else:
+            ids = [each.alone().ids for each in self._exact.located(texts)]
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
 
     def pair_form(self, max_length: int | None = None) -> PairForm:
@@ -239,23 +263,53 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become
         U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens=True)
+        return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """Decode many sequences at once as `decode` does, in parallel."""
-        return self._backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+        unsaid = self._silent | self._roles_in_pieces
+        rows = [[id for id in ids if id not in unsaid] if unsaid else list(ids) for ids in batch]
+        texts = self._backend.decode_batch(rows, skip_special_tokens=True)
+        texts = [text.strip() for text in texts] if self._strips else texts
+        for i, ids in enumerate(rows if self._apart else ()):
+            if not self._apart.isdisjoint(ids):
+                texts[i] = self._decoded_apart(ids)
+        return texts
+
+    def _decoded_apart(self, ids: Sequence[int]) -> str:
+        """Return the text with a space on either side of an added token."""
+        parts: list[str] = []
+        runs = [(is_token, [*run]) for is_token, run in groupby(self._without_special(ids), self._apart.__contains__)]
+        for i, (is_token, run) in enumerate(runs):
+            texts = [*map(self.token, run)] if is_token else [self._backend.decode(run).strip()]
+            # As transformers joins them: an empty text counts at the end alone.
+            parts += texts if i + 1 == len(runs) else filter(None, texts)
+        return " ".join(parts)
+
+    def _without_special(self, ids: Sequence[int]) -> Iterator[int]:
+        return (id for id in ids if id not in self.special_ids)
 
     def token(self, id: int) -> str:
         """Return the vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
         token = self._backend.id_to_token(id)
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
-        return token
+        return token.removesuffix(" ") if id in self._roles_in_pieces else token
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that stand for no text, <mask> among them."""
-        return frozenset(id for id, token in self._backend.get_added_tokens_decoder().items() if token.special)
+        return frozenset(token.id for token in added_tokens(self._specification) if token.special) | self._silent
+
+    @cached_property
+    def added(self) -> list[AddedToken]:
+        """The tokens that its maker added: each is one id, wherever it stands in a text. `special` is the maker's."""
+        prefixes = roles_of(self._specification).get("prefixes")
+        whole = {*roles_of(self._specification).get(WHOLE, ())}
+        tokens = [token for token in added_tokens(self._specification) if not token.special]
+        return [
+            token._replace(special=token.id in self._silent) for token in tokens if token.id in whole or not prefixes
+        ]
 
     @property
     def merges(self) -> list[list[str]] | None:
@@ -324,9 +378,21 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             )
     _check_precompiled(specification.get("normalizer"), origin)
     for pattern in _patterns(specification):
-        if pattern not in TRUSTED_PATTERNS:
+        if pattern not in TRUSTED_PATTERNS and pattern != silent_pattern(silent_contents(specification)):
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
     return specification
+
+
+def _untypable(specification: Mapping[str, Any]) -> str | None:
+    """Return a tokenizer.json whose own components cut text into scored pieces, with pieces of roles that no text
+    spells: they hold a space. None of any other."""
+    model = specification["model"]
+    if not roles_of(specification).get("as_written") or not isinstance(pieces := model.get("vocab"), list):
+        return None
+    control = {token.content for token in added_tokens(specification) if token.special and token.id < len(pieces)}
+    added = [entry for entry in specification["added_tokens"] if entry.get("content") not in control]
+    renamed = [[f"{piece[0]} ", *piece[1:]] if piece and piece[0] in control else piece for piece in pieces]
+    return json.dumps({**specification, "added_tokens": added, "model": {**model, "vocab": renamed}})
 
 
 def _check_precompiled(normalizer: Any, origin: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE
+from golden_tokens import FOLDERS, golden
 from hard_text import code_points
 from published_folders import KINDS, checkpoint
 from published_text import lines
@@ -117,6 +118,18 @@ def test_the_page_cuts_text_as_python_does(kind: str, tmp_path: Path) -> None:
     assert found["texts"] == written
     assert ["".join(word["text"] for word in words) for words in found["words"]] == written
     assert all([word["at"] for word in words] == sorted({word["at"] for word in words}) for words in found["words"])
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if golden(name)[2].architecture != "encoder"])
+def test_the_page_finds_tokens_that_a_maker_added(name: str, tmp_path: Path) -> None:
+    facts, text, _ = golden(name)
+    tokenizer, texts = (
+        Tokenizer(text),
+        [*facts["texts"], "</s> a <pad>", "<mask> x", "a <extra_id_3> b", "[E1][E1] {NAME}"],
+    )
+    found = asked("with_tokenizer.mjs", tmp_path, {"tokenizer": text, "texts": texts, "rows": facts["ids"]})
+    assert found["ids"] == tokenizer.source.encode_batch(texts)
+    assert found["texts"] == facts["decoded"]
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -41,7 +41,7 @@ def of_many_languages(folder: Path, model: bytes, model_type: str, codes: list[s
     write_model(folder / "theirs", config, sentencepiece__bpe__model=model, **files, **named(how, codes, first))
     values = json.loads((folder / "theirs" / "config.json").read_text())
     (folder / "theirs" / "config.json").write_text(json.dumps({**values, **config}))
-    assert import_huggingface(folder / "theirs", folder / "ours") == []
+    assert left_behind(import_huggingface(folder / "theirs", folder / "ours")) == []
     return first
 
 
@@ -109,7 +109,7 @@ def checkpoint(kind: str, folder: Path) -> Path:
         _, files = bart_files(space := kind.endswith("first"))
         config = {"model_type": "bart", **STACKS, **FAIRSEQ, "vocab_size": len(files["vocab__json"]) + 2}
         write_model(theirs, config, **files, tokenizer_config__json={"add_prefix_space": space})
-    assert not [note for note in import_huggingface(theirs, ours) if "ids" in note]
+    assert left_behind(import_huggingface(theirs, ours)) == []
     return ours
 
 
@@ -127,3 +127,8 @@ def _marian(folder: Path, source: bytes, target: bytes, apart: bool) -> None:
     files = dict(source__spm=source, target__spm=target, vocab__json=first, target_vocab__json=second)
     settings = {"separate_vocabs": True}
     write_model(folder, marian_config(first, **separate), **files, tokenizer_config__json=settings)
+
+
+def left_behind(notes: list[str]) -> list[str]:
+    """Notes of an import but those on rows of the table that no token names, which small models here often have."""
+    return [note for note in notes if "rows of the table have no token" not in note]

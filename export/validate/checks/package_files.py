@@ -45,6 +45,8 @@ from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.manifest import CARD, MANIFEST, read_manifest
 
+from .token_ids import token_problems
+
 GRAPHS_FOLDER = "onnx"
 KEYS = 3
 """Keys that are named for one file."""
@@ -93,6 +95,7 @@ def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
     misleading = written["source"] == values.get("source") and _misleads(values, written)
     for name, contents in sorted(expected.items()):
         problems += [f"{name}: {problem}" for problem in differences(folder / name, contents)]
+    problems += token_problems(opened, folder)
     problems += _unlisted(folder, {*expected, *(f"{GRAPHS_FOLDER}/{name}" for name in graphs)})
     known = {*expected, CARD, MANIFEST, f"{GRAPHS_FOLDER}/{MANIFEST}"}
     known |= {f"{GRAPHS_FOLDER}/{name}" for pair in graphs.items() for name in pair}

@@ -15,7 +15,7 @@ function letters() {
 
 export class ByteLevel {
   /** specification: a parsed tokenizer.json. special: ids without text. */
-  constructor({ model, pre_tokenizer: before }, special) {
+  constructor({ model, pre_tokenizer: before, added_tokens: added }, special) {
     const ids = new Map(Object.entries(model.vocab));
     this.special = special;
     this.spaceFirst = before.add_prefix_space ?? false;
@@ -28,6 +28,12 @@ export class ByteLevel {
     for (const [token, id] of ids) {
       if (!special.has(id)) this.bytes[id] = Uint8Array.from(token, (letter) => bytes.get(letter));
     }
+    for (const { id, content } of added) if (!special.has(id)) this.bytes[id] = new TextEncoder().encode(content);
+  }
+
+  /** A text as tokens are looked for in it. */
+  normalized(text) {
+    return text;
   }
 
   cut(text) {

@@ -16,28 +16,32 @@ export class Pieces {
     const roles = template.mlx_transformer ?? {};
     const steps = normalizer?.normalizers ?? [];
     const table = steps.find(({ type }) => type === 'Precompiled');
-    const spaces = steps.find(({ type }) => type === 'Replace');
     this.charsmap = table && new Charsmap(table.precompiled_charsmap);
-    this.spaces = spaces && new RegExp(spaces.pattern.Regex, 'gu');
+    this.replaced = steps.filter(({ type }) => type === 'Replace').map((step) => [new RegExp(step.pattern.Regex, 'gu'), step.content]);
+    // Where spaces at an end stay before an added token, they don't at the end of a text.
+    this.stripsEnd = this.replaced.length && !this.replaced.at(-1)[0].source.includes(`[ ${MARK}]+`);
     this.scheme = before.prepend_scheme;
     this.split = before.split ?? true;
     const unigram = model.type === 'Unigram';
     const texts = [];
+    for (const { id, content } of added) texts[id] = content;
     if (unigram) model.vocab.forEach(([text], id) => { texts[id] = text; });
     else for (const [text, id] of Object.entries(model.vocab)) texts[id] = text;
-    this.size = texts.length;
+    this.size = unigram ? model.vocab.length : Object.keys(model.vocab).length;
     this.unknown = unigram ? model.unk_id : model.vocab[model.unk_token];
     this.fallback = model.byte_fallback ?? false;
     this.byteIds = Array.from({ length: 256 }, (_, byte) => texts.indexOf(byteToken(byte)));
     this.surfaces = 'lookup' in roles ? new Map(texts.flatMap((text, id) => (text.startsWith(' ') ? [[text.slice(1), id]] : []))) : new Map();
     this.prefixes = roles.prefixes ? new Map(added.filter((each) => !each.special).map(({ content, id }) => [content, id])) : null;
+    this.apart = new Set(roles.apart ? (roles.whole ?? []).filter((id) => !special.has(id)) : []);
+    this.strips = roles.strips ?? false;
     // Control pieces never match in a text.
     const control = new Set(added.map(({ content }) => content));
     if (unigram) this.#readUnigram(model.vocab, control, roles.missing ?? []);
     else this.#readBpe(texts, control, model.merges);
     this.special = special;
     const behind = decoder.decoders ?? [decoder];
-    this.texts = behind[0].type === 'Replace' ? texts.map((text) => text.replaceAll(' ', '')) : texts;
+    this.texts = behind.some(({ type, pattern }) => type === 'Replace' && pattern.String === ' ') ? texts.map((text) => text.replaceAll(' ', '')) : texts;
     this.isByte = this.fallback && behind.some(({ type }) => type === 'ByteFallback')
       ? new Map(this.byteIds.map((id, byte) => [id, byte])) : new Map();
     this.word = / ?[^ ]+| +/gu;
@@ -61,19 +65,48 @@ export class Pieces {
     this.pieces = merger(this.ids, merges);
   }
 
-  cut(text) {
+  /** A text as tokens are looked for in it; the prefix is taken off before. */
+  normalized(text) {
+    return this.charsmap ? this.charsmap.normalized(text) : text;
+  }
+
+  /** Ids of normalised text. first, last: whether it begins and ends the whole text. */
+  cut(text, isFirst = true, isLast = true) {
     const [first, rest] = this.#withoutPrefix(text);
-    let given = this.charsmap ? this.charsmap.normalized(rest) : rest;
-    if (this.spaces) given = given.replace(this.spaces, '');
+    let given = rest;
+    for (const [pattern, content] of this.replaced) given = given.replace(pattern, content);
+    if (isLast && this.stripsEnd) given = given.replace(new RegExp(`[ ${MARK}]+$`, 'u'), '');
     if (!given) return first;
     given = given.replaceAll(' ', MARK);
-    if (this.scheme !== 'never' && !given.startsWith(MARK)) given = MARK + given;
+    const begins = this.scheme === 'always' || (this.scheme === 'first' && isFirst);
+    if (begins && !given.startsWith(MARK)) given = MARK + given;
     const words = this.split ? given.match(WORDS) : [given];
     return [...first, ...words.flatMap((word) => this.#known(this.pieces(Array.from(word))))];
   }
 
-  /** The text of ids without special ones. */
+  /** The text of ids without special ones; in some families with a space on either side of an added token. */
   text(ids) {
+    const spoken = ids.filter((id) => !this.special.has(id));
+    if (!spoken.some((id) => this.apart.has(id))) return this.strips ? this.#joined(spoken).trim() : this.#joined(spoken);
+    const parts = [];
+    let run = [];
+    const end = (isLast) => {
+      const text = this.#joined(run).trim();
+      if (text || (isLast && run.length)) parts.push(text);
+      run = [];
+    };
+    for (const id of spoken) {
+      if (!this.apart.has(id)) run.push(id);
+      else {
+        end(false);
+        parts.push(this.texts[id]);
+      }
+    }
+    end(true);
+    return parts.join(' ');
+  }
+
+  #joined(ids) {
     const parts = [];
     let bytes = [];
     const endBytes = () => {

@@ -12,13 +12,14 @@ export function fillModels(site) {
 
 /** Fill in the model's languages, its shortlist, and its default generation settings. */
 export function fillGeneration({ config, shortlist }) {
-  const { languages = {}, beam, length_penalty: alpha } = config.generation;
+  const { languages = {}, beam, length_penalty: alpha, source_language: from = '', target_language: to = '' } = config.generation;
   find('shortlist').hidden = !shortlist;
   const codes = Object.keys(languages).sort();
   find('languages').hidden = !codes.length;
   for (const id of LANGUAGES) {
     find(id).replaceChildren(...['', ...codes].map((code) => made('option', { value: code, textContent: code || 'unsaid' })));
   }
+  [from, to].forEach((code, i) => { find(LANGUAGES[i]).value = code; });
   find('lengthPenalty').value = find('lengthPenalty').defaultValue = String(alpha);
   if (beam === 1) return;
   find('beam').value = find('beam').defaultValue = String(Math.min(beam, Number(find('beam').max)));

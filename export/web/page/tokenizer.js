@@ -1,6 +1,7 @@
 // Text to ids and back by a tokenizer.json of this project, trained or imported, as in the Python package; or by two of
 // them, {source, target}, one per language.
 
+import { Added, addedTokens } from './added.js';
 import { ByteLevel } from './bytes.js';
 import { Pieces } from './pieces.js';
 
@@ -8,11 +9,22 @@ import { Pieces } from './pieces.js';
 class Side {
   constructor(specification) {
     const { pre_tokenizer: before, post_processor: template, added_tokens: added } = specification;
-    this.special = new Set(added.filter((each) => each.special).map(({ id }) => id));
+    const silent = template.mlx_transformer?.silent ?? [];
+    this.special = new Set([...added.filter((each) => each.special).map(({ id }) => id), ...silent]);
     this.kind = new (before.type === 'Metaspace' ? Pieces : ByteLevel)(specification, this.special);
     const parts = template.single.map(({ SpecialToken: token }) => token && template.special_tokens[token.id].ids);
     const text = parts.indexOf(undefined);
     [this.first, this.last] = [parts.slice(0, text).flat(), parts.slice(text + 1).flat()];
+    const tokens = addedTokens(specification);
+    this.typed = new Added(tokens.filter(({ normalized }) => !normalized));
+    this.normal = new Added(tokens.filter(({ normalized }) => normalized), (each) => this.kind.normalized(each));
+  }
+
+  /** Ids of a text, without what stands around it. */
+  cut(text) {
+    const cut = (outer) => ({ id, text: part, first, last }) => id ?? this.kind.cut(part, first && outer.first, last && outer.last);
+    const between = (outer) => this.normal.parts(this.kind.normalized(outer.text)).flatMap(cut(outer));
+    return this.typed.parts(text).flatMap((part) => part.id ?? between(part));
   }
 }
 
@@ -28,8 +40,8 @@ export class Tokenizer {
 
   /** Ids of a text, with the end token. Special tokens in the text are plain text: "</s>" is four characters. */
   encode(text) {
-    const { first, kind, last } = this.#source;
-    return [...first, ...kind.cut(text.toWellFormed()), ...last];
+    const { first, last } = this.#source;
+    return [...first, ...this.#source.cut(text.toWellFormed()), ...last];
   }
 
   /** The text of ids without special ones; invalid UTF-8 becomes U+FFFD. */

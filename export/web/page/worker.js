@@ -70,6 +70,8 @@ function read(text, { languages = {}, listed = true }, prefix = []) {
   const { source_last: last, target_starts: starts } = config.generation;
   const [from, to] = [languages.source, languages.target].map((code) => (code in known ? [known[code]] : []));
   const around = inSource ? to : from;
+  const begun = to.length || usual.length;
+  if (Object.keys(known).length && !(around.length && begun)) throw new Error('choose the language of the text and that of the translation');
   const ids = tokenizer.encode(task + text);
   const source = last ? [...ids, ...around] : [...around, ...ids];
   const forced = to.length && !inSource && !starts ? to : usual;

@@ -118,7 +118,7 @@ def test_published_vocabularies_and_languages(kind: str, tmp_path: Path) -> None
     """What is explained is what `translate` reads and writes."""
     folder = checkpoint(kind, tmp_path)
     several = {"nllb": "deu_Latn", "m2m100": "de"}.get(kind)
-    languages: dict[str, Any] = {} if several is None else dict(target_language=several)
+    languages: dict[str, Any] = {} if several is None else dict(source_language=several, target_language=several)
     told: dict[str, Any] = languages | ({"task_prefix": "Maria: "} if kind == "t5" else {})
     page = tmp_path / "page.html"
     explain(folder, ["Anna"], out=page, max_new_tokens=4, **told)
@@ -127,7 +127,8 @@ def test_published_vocabularies_and_languages(kind: str, tmp_path: Path) -> None
     assert model.tokenizer is not None
     ids = model.tokenizer.source.encode(prefix + "Anna")
     [best] = model.generate([ids], max_new_tokens=4, **languages)
-    assert points_of(page)[0]["tokens"]["source"] == ids
+    first = [] if several is None else [model.generation["languages"][several]]
+    assert points_of(page)[0]["tokens"]["source"] == [*first, *ids]
     assert data["written"][: len(best)] == best
     assert data["given"] == (several is not None)
     if several is not None:

@@ -19,8 +19,10 @@ from mlx_transformer.system.fields import field_types
 
 @pytest.fixture
 def spoken(text_model, monkeypatch):
-    """The model with a beam and two languages of its own."""
-    monkeypatch.setitem(vars(text_model), "generation", {"beam": 3, "languages": {"eng_Latn": 20, "deu_Latn": 21}})
+    """The model with a beam and two languages of its own, which it translates between unless told otherwise."""
+    languages = {"languages": {"eng_Latn": 20, "deu_Latn": 21}}
+    usual = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    monkeypatch.setitem(vars(text_model), "generation", {"beam": 3, **languages, **usual})
     return text_model
 
 
@@ -62,6 +64,19 @@ def test_languages_are_named_by_their_codes(spoken):
             answer = http.post("/translate", json={"text": LINES, "target_language": wrong})
             assert answer.status_code == 400
             assert reason in answer.text
+
+
+def test_a_model_of_several_languages_asks_for_them(spoken, monkeypatch):
+    for name, language in (("source_language", "deu_Latn"), ("target_language", "eng_Latn")):
+        expected = spoken.translate(LINES, **{name: language})
+        with client(spoken) as (http, _):
+            assert http.post("/translate", json={"text": LINES, name: language}).json()["translations"] == expected
+            monkeypatch.delitem(spoken.generation, name)
+            for route in ("/translate", "/translate/stream"):
+                answer = http.post(route, json={"text": LINES[0]})
+                assert answer.status_code == 400
+                assert f"{name}: the model has 2 languages" in answer.text
+        monkeypatch.setitem(spoken.generation, name, language)
 
 
 def test_libretranslates_codes_are_the_models(spoken):

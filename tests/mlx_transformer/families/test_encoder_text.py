@@ -11,7 +11,7 @@ from hard_text import code_points, hard_lines
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors, trainers
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.families.encoder_text import wordpiece
+from mlx_transformer.families.encoder_text import adopted, lower_cased, wordpiece
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.text import read_text_files, with_ends
 from mlx_transformer.generation.heads import trimmed
@@ -151,6 +151,21 @@ def test_a_vocab_txt_becomes_the_same(tmp_path, settings):
     ours = Tokenizer(wordpiece(tmp_path, settings))
     for kind in ("names", "taken apart", "anything", "spaces"):
         assert ours.encode_batch(LINES[kind][:800]) == [each.ids for each in theirs.encode_batch(LINES[kind][:800])]
+
+
+def test_lower_casing_is_the_tokenizers(tmp_path):
+    """As sentence-transformers 6.2 has it: the final sigma is no other letter, and tokens keep their case."""
+    theirs = _bert(tmp_path, lowercase=False)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    ours = Tokenizer(lower_cased(lower_cased(adopted(tmp_path, {}, fills=True))))
+    theirs.normalizer = normalizers.Sequence([normalizers.Lowercase(), theirs.normalizer])
+    lines = [
+        "\u039f\u0394\u039f\u03a3 A [MASK] [mask]",
+        "\u0130 STRASSE",
+        *(line.upper() for line in LINES["names"][::9]),
+    ]
+    assert ours.encode_batch(lines) == [each.ids for each in theirs.encode_batch(lines)]
+    assert ours.mask_id in ours.encode(lines[0])
 
 
 @pytest.mark.parametrize("space", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from published_folders import joint_vocabulary, marian_config
+from published_folders import joint_vocabulary, left_behind, marian_config
 from published_text import judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
 from export import OnnxTransformer, export_onnx
@@ -41,7 +41,7 @@ def marian(sides, tmp_path_factory) -> tuple[Path, dict[str, int]]:
     files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=vocabulary)
     folder = tmp_path_factory.mktemp("marian")
     write_model(folder / "theirs", marian_config(vocabulary), **files)
-    assert import_huggingface(folder / "theirs", folder / "ours") == []
+    assert left_behind(import_huggingface(folder / "theirs", folder / "ours")) == []
     return folder / "ours", vocabulary
 
 
@@ -106,7 +106,7 @@ def test_marians_text_goes_along(marian, tmp_path):
     model, runner = Transformer.load(marian[0]), OnnxTransformer(tmp_path / "onnx", threads=1)
     assert model.translate(texts, **options) == runner.translate(texts, **options)
     to_huggingface(marian[0], tmp_path / "theirs")
-    assert import_huggingface(tmp_path / "theirs", tmp_path / "back") == []
+    assert left_behind(import_huggingface(tmp_path / "theirs", tmp_path / "back")) == []
     assert Tokenizer.load(tmp_path / "back").fingerprint == Tokenizer.load(marian[0]).fingerprint
 
 
@@ -128,7 +128,7 @@ def test_marian_with_a_vocabulary_for_each_language(sides, tmp_path):
     files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=first, target_vocab__json=second)
     write_model(tmp_path / "theirs", marian_config(first, **separate), **files)
     (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
-    assert import_huggingface(tmp_path / "theirs", tmp_path / "ours") == []
+    assert left_behind(import_huggingface(tmp_path / "theirs", tmp_path / "ours")) == []
     tokenizer = Tokenizer.load(tmp_path / "ours")
     texts = lines()[::5]
     assert tokenizer.separate

@@ -18,6 +18,7 @@ from mlx_transformer.generation.settings import language_id, settings_text
 from mlx_transformer.text.tokenizer import Tokenizer
 
 MARIAN = Path(__file__).parents[1] / "families" / "golden" / "marian"
+SMALL_100 = MARIAN.parent / "small100"
 NLLB = {"eng_Latn": 5, "deu_Latn": 6, "<mask>": 7, "zho_Hans": 8}
 KINDS = {
     "tokenizer.json": (
@@ -31,7 +32,7 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_languages_are_read_from_the_tokenizer(name, tmp_path):
     contents, expected = KINDS[name]
-    shutil.copytree(MARIAN, tmp_path / "theirs")
+    shutil.copytree(SMALL_100, tmp_path / "theirs")
     (tmp_path / "theirs" / name).write_text(json.dumps(contents))
     import_huggingface(tmp_path / "theirs", tmp_path / "ours")
     model, _ = load(tmp_path / "ours")
@@ -110,9 +111,6 @@ def test_languages_that_are_none(languages, checkpoint, tmp_path):
     (tmp_path / "model" / "generation.json").write_text(json.dumps({"languages": languages}))
     with pytest.raises(UserError, match=r"languages are not \{code: id\} within the vocabulary of 280"):
         load(tmp_path / "model")[0].generate([[20, 2]])
-
-
-SMALL_100 = MARIAN.parent / "small100"
 
 
 @pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])

@@ -1,0 +1,166 @@
+"""The tokens that a maker added to a published vocabulary, from the files that say so.
+
+tokenizer.json                       added_tokens: ids, spelling, flags
+tokenizer_config.json                added_tokens_decoder: the same by id, from transformers 4.34 on
+added_tokens.json                    {token: id} without flags, of versions before
+special_tokens_map.json              which are special: additional_special_tokens, extra_special_tokens in version 5
+
+The first file that names a token counts. A token with a role is none of them, nor is a language's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer_files import JOINT
+from mlx_transformer.system.errors import UserError, first_of
+from mlx_transformer.system.files import optional_object
+from mlx_transformer.text.added_tokens import (
+    SILENT,
+    WHOLE,
+    AddedToken,
+    added_tokens,
+    filler,
+    silencing,
+    silent_contents,
+    without_silencing,
+)
+from mlx_transformer.text.published_ids import ROLES, roles_of
+from mlx_transformer.text.tokenizer import Tokenizer
+
+from .languages import content_of
+
+ADDED = "added_tokens.json"
+MOST_ROWS = 1 << 21
+ROLE_KEYS = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
+MASK_KEY = "mask_token"
+BLANK = re.compile(r"<(extra_id|unk|mask)_\d+>|<mask>")
+"""Tokens that every vocabulary of T5, Pegasus or BART has."""
+USUAL: Mapping[str, Any] = {"truncation_side": "right", "add_bos_token": True, "add_eos_token": True}
+"""{key of tokenizer_config.json that changes what a model reads, and that isn't looked at: what we do}"""
+CLEAN_UP = "clean_up_tokenization_spaces"
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """Return every token that a folder's files list beside the vocabulary, roles and languages too, by id. settings:
+    tokenizer_config.json and special_tokens_map.json."""
+    tokens = {token.id: token for token in added_tokens(optional_object(path / JOINT))}
+    decoder = settings.get("added_tokens_decoder")
+    for id, entry in decoder.items() if isinstance(decoder, dict) else ():
+        token = AddedToken.read(entry, int(id) if id.isdecimal() and len(id) < 10 else None)
+        if token is not None and token.content not in {each.content for each in tokens.values()}:
+            tokens.setdefault(token.id, token)
+    special = {*role_names(settings, mask=True), *_special(settings)}
+    spelled = {token.content for token in tokens.values()}
+    for content, id in optional_object(path / ADDED).items():
+        if content and content not in spelled and type(id) is int and id >= 0:
+            is_special = content in special
+            tokens.setdefault(id, AddedToken(id, content, special=is_special, normalized=not is_special))
+    return tokens
+
+
+def role_names(settings: Mapping[str, Any], mask: bool) -> set[str]:
+    """Return the tokens that have a role in a text; mask: what stands for hidden text too."""
+    keys = (*ROLE_KEYS, MASK_KEY) if mask else ROLE_KEYS
+    return {content_of(settings[key]) for key in keys if settings.get(key) is not None}
+
+
+def makers_tokens(
+    path: Path, settings: Mapping[str, Any], roles: Collection[str], rows: int, mask: bool = False
+) -> list[AddedToken]:
+    """Return the tokens that are one id in a text, by id: all that are listed but those with a role. roles: usual names
+    of such and languages, beside the folder's own. rows: ids of the model; `UserError` for a token beyond them."""
+    named = {*roles, *role_names(settings, mask)}
+    tokens = [token for token in listed(path, settings).values() if token.content not in named]
+    if beyond := [token for token in tokens if token.id >= rows]:
+        raise UserError(
+            f"{path}: added token {beyond[0].content!r:.60} has id {beyond[0].id}, and the model {rows} ids"
+        )
+    return sorted(tokens)
+
+
+def with_tokens(
+    specification: Mapping[str, Any], tokens: Sequence[AddedToken], roles: Collection[str]
+) -> dict[str, Any]:
+    """Return a parsed tokenizer.json whose text is cut by its own components, with tokens added; those of these names
+    are text where somebody types them. `UserError` for a token whose id or spelling is taken."""
+    model = specification.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    size = len(vocabulary) if isinstance(vocabulary, (dict, list)) else 0
+    known = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    every = {token.id: token for token in added_tokens(specification)}
+    for token in tokens:
+        if every.setdefault(token.id, token).content != token.content:
+            raise UserError(f"the added token {token.content!r:.60} has id {token.id}, which is another's")
+    for token in every.values():
+        if known.get(token.content, token.id) != token.id or (token.id < size and known and token.content not in known):
+            raise UserError(f"the added token {token.content!r:.60} has id {token.id}, which is another's")
+    if (last := max(every, default=0)) > MOST_ROWS:
+        raise UserError(f"the added token {every[last].content!r:.60} has id {last}: no model has so many")
+    gaps = {id: filler(id) for id in range(size, max(every, default=-1)) if id not in every}
+    silent = sorted(id for id, token in every.items() if token.special and token.content not in roles)
+    processor = dict(specification["post_processor"])
+    processor[ROLES] = {**processor.get(ROLES, {}), **({SILENT: silent} if silent else {})}
+    entries = [
+        token.entry(special=token.content in roles or id in gaps) for id, token in sorted((every | gaps).items())
+    ]
+    changed = {**specification, "added_tokens": entries, "post_processor": processor}
+    decoder = specification.get("decoder")
+    if silent and isinstance(decoder, dict) and decoder.get("type") == "ByteLevel":
+        changed["decoder"] = silencing(decoder, silent_contents(changed))
+    return changed
+
+
+def with_specials(specification: Mapping[str, Any], published: bool) -> dict[str, Any]:
+    """Return a parsed tokenizer.json of ours whose added tokens are called special as their maker has them, published,
+    or as we have them: those that are one id in a text aren't."""
+    silent = {*roles_of(specification).get(SILENT, ())}
+    entries = [
+        {**entry, "special": published} if entry.get("id") in silent else entry
+        for entry in specification.get("added_tokens") or ()
+    ]
+    changed = {**specification, "added_tokens": entries}
+    plain, contents = without_silencing(specification), silent_contents(specification)
+    silences = isinstance(plain, dict) and (plain.get("type") == "ByteLevel" or WHOLE in roles_of(specification))
+    changed["decoder"] = silencing(plain, contents) if silences and contents and not published else plain
+    return changed
+
+
+def summary(tokenizer: str, config: TransformerConfig, settings: Mapping[str, Any]) -> list[str]:
+    """Return what a person should know of a vocabulary that was read: tokens that its maker added, rows of the table
+    that no token names, and what tokenizer_config.json asks for that isn't done."""
+    whole = Tokenizer(tokenizer)
+    lines = []
+    if added := [token for token in whole.source.added if not BLANK.fullmatch(token.content)]:
+        named = first_of([repr(token.content) for token in added], ", ")
+        lines.append(f"tokens that were added to its vocabulary, each one id in a text: {named}")
+    sides = {"": (whole, config.vocab_size)}
+    if whole.separate:
+        sides = {"source ": (whole.source, config.source_vocab_size), "target ": (whole, config.vocab_size)}
+    for side, (each, rows) in sides.items():
+        unnamed = [id for id in each.special_ids if each.token(id) == filler(id).content]
+        unnamed = sorted({*unnamed, *range(each.vocab_size, rows)})
+        if unnamed:
+            which = f"{unnamed[0]} to {unnamed[-1]}" if len(unnamed) > 1 else f"{unnamed[0]}"
+            lines.append(f"{len(unnamed)} of {rows} {side}rows of the table have no token (ids {which})")
+    ignored = [key for key, usual in USUAL.items() if settings.get(key, usual) not in (usual, None)]
+    if config.has_decoder and settings.get(CLEAN_UP) is True:
+        ignored.append(CLEAN_UP)
+    if ignored:
+        lines.append(f"not done, though tokenizer_config.json asks for it: {first_of(ignored, ', ')}")
+    return lines
+
+
+def _special(settings: Mapping[str, Any]) -> list[str]:
+    """Return the tokens that are called special and have no role."""
+    names: list[str] = []
+    for key in LISTS:
+        values = settings.get(key)
+        values = list(values.values()) if isinstance(values, dict) else values
+        names += [content_of(each) for each in values] if isinstance(values, list) else []
+    return names

@@ -1,0 +1,150 @@
+"""SentencePiece's pieces from a tokenizer.json: transformers 5 writes nothing else of T5, mT5, UMT5, Pegasus, NLLB and
+mBART.
+
+The file's components cut text nearly as SentencePiece does; from its pieces, scores and table of replacements our own
+tokenizer.json is made, which cuts text exactly so (`text/sentencepiece_tokenizer.py`). transformers 5 writes mBART's
+without the table: there white space separates words, whichever it is, and nothing else is replaced.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_transformer.core.tokenizer_files import JOINT
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.files import read_object
+from mlx_transformer.text.added_tokens import AddedToken, filler
+from mlx_transformer.text.charsmap import is_whole
+from mlx_transformer.text.sentencepiece import (
+    BPE,
+    BYTE,
+    BYTES,
+    CONTROL,
+    NORMAL,
+    UNIGRAM,
+    UNKNOWN,
+    Piece,
+    SentencePiece,
+)
+from mlx_transformer.text.sentencepiece_tokenizer import WHITE_SPACE, tokenizer_json
+
+RUNS_OF_SPACES = " {2,}"
+
+
+def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> str:
+    """Return the text of a tokenizer.json of ours with the ids of a folder's. pad: how padding is spelled. start: the
+    token that a decoder starts with. tokens: those that the maker added. control: listed tokens that are text where
+    somebody types them: roles and languages. `UserError` for a file of another kind, or one that is damaged."""
+    specification, where = read_object(path / JOINT), path / JOINT
+    scheme, splits = _metaspace(specification.get("pre_tokenizer"), where)
+    charsmap, collapses, strips = _normalizer(specification.get("normalizer"), where)
+    model = specification.get("model")
+    scored, unknown, merges = _scored(model if isinstance(model, dict) else {}, where)
+    fallback = isinstance(model, dict) and model.get("byte_fallback") is True
+    scored += _behind(len(scored), tokens, control)
+    named = {token.content for token in (*control, *tokens)} | {filler(id).content for id in range(len(scored))}
+    pieces = [
+        Piece(text, score, UNKNOWN if id == unknown else _type(text, named, fallback))
+        for id, (text, score) in enumerate(scored)
+    ]
+    ids = {piece.text: id for id, piece in enumerate(pieces)}
+    if len(ids) < len(pieces) or "" in ids:
+        raise UserError(f"{where}: has a piece twice, or an empty one")
+    made = SentencePiece(
+        pieces=tuple(pieces),
+        model_type=UNIGRAM if merges is None else BPE,
+        byte_fallback=fallback,
+        charsmap=charsmap,
+        normalizer="nmt_nfkc" if charsmap else "identity",
+        dummy_prefix=scheme != "never",
+        remove_extra_whitespace=collapses or splits,
+    )
+    roles = {"pad": ids.get(pad, -1), "bos": start, "unk": unknown}
+    text = tokenizer_json(made, roles=roles, tokens=tokens, space_each=scheme != "first", ended=not (strips or splits))
+    ours = json.loads(text)
+    if merges is not None:
+        ours["model"]["merges"] = merges
+    if splits and not charsmap:
+        white = {"type": "Replace", "pattern": {"Regex": WHITE_SPACE}, "content": " "}
+        ours["normalizer"]["normalizers"].insert(0, white)
+    return json.dumps(ours, ensure_ascii=False, indent=1) + "\n"
+
+
+def is_pieces(specification: Mapping[str, Any]) -> bool:
+    """Return whether a parsed tokenizer.json marks the spaces of a text, as SentencePiece does."""
+    return any(part.get("type") == "Metaspace" for part in _parts(specification.get("pre_tokenizer"), "pretokenizers"))
+
+
+def _behind(size: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> list[tuple[str, float]]:
+    """Return what stands behind so many pieces, up to the last token that is text where somebody types it."""
+    texts = {token.id: token.content for token in (*tokens, *control)}
+    last = max((token.id for token in control), default=-1)
+    return [(texts.get(id, filler(id).content), 0.0) for id in range(size, last + 1)]
+
+
+def _type(text: str, named: Collection[str], fallback: bool) -> int:
+    if text in named:
+        return CONTROL
+    return BYTE if fallback and text in BYTES else NORMAL
+
+
+def _parts(component: Any, inside: str) -> list[Mapping[str, Any]]:
+    """Return the components of a sequence, or the one."""
+    if not isinstance(component, dict):
+        return []
+    listed = component.get(inside) if component.get("type") == "Sequence" else [component]
+    return [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
+
+
+def _metaspace(component: Any, where: Path) -> tuple[str, bool]:
+    """Return where a space is put before a text, and whether all white space separates words."""
+    kinds = [part.get("type") for part in _parts(component, "pretokenizers")]
+    if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+        raise UserError(f"{where}: its text is taken apart by {kinds or None!r:.80}, not by SentencePiece's mark")
+    mark = _parts(component, "pretokenizers")[-1]
+    scheme = mark.get("prepend_scheme", "always" if mark.get("add_prefix_space", True) else "never")
+    if mark.get("replacement") != "\u2581" or scheme not in ("always", "first", "never"):
+        raise UserError(f"{where}: its mark of spaces is {mark!s:.80}")
+    return scheme, len(kinds) > 1
+
+
+def _normalizer(component: Any, where: Path) -> tuple[bytes, bool, bool]:
+    """Return the table of replacements, whether spaces in a row are one, and whether those at the end go."""
+    charsmap, collapses, strips = b"", False, False
+    for part in _parts(component, "normalizers"):
+        kind = part.get("type")
+        if kind == "Precompiled" and not charsmap and is_whole(part.get("precompiled_charsmap")):
+            charsmap = base64.b64decode(part["precompiled_charsmap"])
+        elif kind == "Replace" and part.get("pattern") == {"Regex": RUNS_OF_SPACES}:
+            collapses = True
+        elif kind == "Strip":
+            strips = part.get("strip_right") is True
+        else:
+            raise UserError(f"{where}: changes text by {kind!r:.40}, which isn't read of a vocabulary of pieces")
+    return charsmap, collapses, strips
+
+
+def _scored(model: Mapping[str, Any], where: Path) -> tuple[list[tuple[str, float]], int, list[Any] | None]:
+    """Return the pieces by id with their scores, the unknown one's id, and merges, where pieces are merged."""
+    vocabulary, kind = model.get("vocab"), model.get("type", "Unigram" if "unk_id" in model else "BPE")
+    try:
+        if kind == "Unigram" and isinstance(vocabulary, list):
+            scored = [(str(text), float(score)) for text, score in vocabulary]
+            unknown = model.get("unk_id")
+            if type(unknown) is int and 0 <= unknown < len(scored):
+                return scored, unknown, None
+        if kind == "BPE" and isinstance(vocabulary, dict) and isinstance(merges := model.get("merges"), list):
+            pairs = [pair.split(" ") if isinstance(pair, str) else [str(part) for part in pair] for pair in merges]
+            ranks: dict[str, int] = {}
+            for rank, (left, right) in enumerate(pairs):
+                ranks.setdefault(left + right, rank)
+            texts = sorted(vocabulary, key=vocabulary.__getitem__)
+            if sorted(vocabulary.values()) == list(range(len(texts))):
+                return [(t, -float(ranks.get(t, 0))) for t in texts], vocabulary[model.get("unk_token")], pairs
+    except (TypeError, ValueError, KeyError):
+        pass
+    raise UserError(f"{where}: its model is no Unigram or BPE with scores or merges, ids without gaps and an <unk>")

@@ -1,0 +1,152 @@
+"""Tokens that a model's maker added to its vocabulary, such as "[E1]", "{NAME}" or "<extra_id_0>".
+
+Each is one id wherever it stands in a text, and comes out again in decoded text unless it is special. Tokens with a
+role (padding, start, end, unknown, a language) are text when somebody types them: nobody steers a model by a text.
+
+A tokenizer.json of ours says so in words that its library understands: an entry of `added_tokens` with `special` off
+is found in text, one with `special` on isn't, as `encode_special_tokens` (in transformers `split_special_tokens`) is
+on. Which of the former their maker called special is kept beside the roles (`published_ids.ROLES`), as "silent".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+ROLES = "mlx_transformer"
+SYNTAX, ESCAPED = re.compile(r"[][^$.*+?(){}|/\\]"), r"\\\g<0>"
+"""Characters of regular expressions, in Rust and in JavaScript, and what stands for each."""
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+SILENT, WHOLE = "silent", "whole"
+"""Roles: ids of added tokens that are left out of decoded text; of a vocabulary of pieces, ids of all added tokens
+that are found in text before it is cut."""
+
+
+class AddedToken(NamedTuple):
+    """A token, and how it is found in a text."""
+
+    id: int
+    content: str
+    special: bool = False
+    """Left out of decoded text."""
+    normalized: bool = False
+    """Looked for in the normalised text, else in the text as it was typed."""
+    lstrip: bool = False
+    """Takes the white space before it."""
+    rstrip: bool = False
+    """Takes the white space behind it."""
+    single_word: bool = False
+    """Found as a word by itself only."""
+
+    @classmethod
+    def read(cls, entry: Any, id: Any) -> AddedToken | None:
+        """Return the token of an entry of tokenizer.json or tokenizer_config.json; None of one that is none."""
+        if not isinstance(entry, Mapping) or not isinstance(content := entry.get("content"), str) or not content:
+            return None
+        if type(id) is not int or id < 0:
+            return None
+        return cls(id, content, **{flag: entry.get(flag) is True for flag in FLAGS})
+
+    def entry(self, special: bool) -> dict[str, Any]:
+        """Return the entry of a tokenizer.json."""
+        return {"id": self.id, "content": self.content} | {
+            flag: getattr(self, flag) if flag != "special" else special for flag in FLAGS
+        }
+
+
+def added_tokens(specification: Mapping[str, Any]) -> list[AddedToken]:
+    """Return the added tokens of a parsed tokenizer.json, by id; entries that are no token are left out."""
+    listed = specification.get("added_tokens")
+    entries = listed if isinstance(listed, list) else []
+    tokens = [AddedToken.read(entry, entry.get("id")) for entry in entries if isinstance(entry, Mapping)]
+    return sorted(token for token in tokens if token is not None)
+
+
+def filler(id: int) -> AddedToken:
+    """Return the token of a row that no token names, between others that have one: no text has it."""
+    return AddedToken(id, f"<unused {id}>", special=True)
+
+
+def silent_pattern(contents: Iterable[str]) -> str:
+    """Return the regular expression of tokens that decoded text leaves out."""
+    return f"^(?:{'|'.join(SYNTAX.sub(ESCAPED, content) for content in contents)})$"
+
+
+def silent_contents(specification: Mapping[str, Any]) -> list[str]:
+    """Return the spellings of the tokens that a parsed tokenizer.json of ours leaves out of decoded text."""
+    template = specification.get("post_processor")
+    roles = template.get(ROLES) if isinstance(template, Mapping) else None
+    silent = roles.get(SILENT) if isinstance(roles, Mapping) else None
+    ids = silent if isinstance(silent, list) else []
+    return [token.content for token in added_tokens(specification) if token.id in ids]
+
+
+def silencing(decoder: Mapping[str, Any], contents: Sequence[str]) -> dict[str, Any]:
+    """Return a decoder that leaves tokens out by itself: other programs leave out only what is called special. The
+    first text that is left then loses its space."""
+    parts = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+    if parts[-1]["type"] == "Metaspace":
+        space = {"type": "Replace", "pattern": {"String": parts[-1]["replacement"]}, "content": " "}
+        first = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+        parts = [*parts[:-1], space, *(first if parts[-1]["prepend_scheme"] != "never" else [])]
+    silencer = {"type": "Replace", "pattern": {"Regex": silent_pattern(contents)}, "content": ""}
+    return {"type": "Sequence", "decoders": [silencer, *parts]}
+
+
+def without_silencing(specification: Mapping[str, Any]) -> Any:
+    """Return the decoder of a parsed tokenizer.json before `silencing`."""
+    decoder, contents = specification.get("decoder"), silent_contents(specification)
+    parts = decoder.get("decoders") if isinstance(decoder, Mapping) else None
+    if not contents or not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[0], Mapping):
+        return decoder
+    if parts[0].get("pattern") != {"Regex": silent_pattern(contents)}:
+        return decoder
+    kept = parts[1:]
+    before = specification.get("pre_tokenizer")
+    if isinstance(before, Mapping) and before.get("type") == "Metaspace":
+        space = {"String": before.get("replacement")}
+        end = next((i for i, part in enumerate(kept) if part.get("pattern") == space), len(kept))
+        kept = [*kept[:end], before]
+    return kept[0] if len(kept) == 1 else {"type": "Sequence", "decoders": kept}
+
+
+class Part(NamedTuple):
+    """A piece of a text: a token, or what stands between tokens."""
+
+    id: int | None
+    start: int
+    end: int
+
+
+class Splitter:
+    """Finds tokens in a text exactly as `tokenizers` does, which does the work."""
+
+    def __init__(self, tokens: Sequence[AddedToken], content: Callable[[str], str] = str) -> None:
+        """content: how a token is spelled in the text that it is looked for in."""
+        spelled = {content(token.content): token for token in reversed(tokens)}
+        spelled.pop("", None)
+        self._ids = [None, *(token.id for token in spelled.values())]
+        self._maybe = re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
+        self._backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\0text": 0}, unk_token="\0text"))
+        self._backend.add_tokens(
+            [
+                tokenizers.AddedToken(
+                    text, single_word=t.single_word, lstrip=t.lstrip, rstrip=t.rstrip, normalized=False
+                )
+                for text, t in spelled.items()
+            ]
+        )
+
+    def may_split(self, text: str) -> bool:
+        """Return whether the text holds the spelling of a token."""
+        return self._maybe.search(text) is not None
+
+    def parts(self, text: str) -> Iterable[Part]:
+        """Take a text apart, from its first character to its last."""
+        if not text or not self.may_split(text):
+            return [Part(None, 0, len(text))] if text else []
+        encoding = self._backend.encode(text)
+        return [Part(self._ids[id], *place) for id, place in zip(encoding.ids, encoding.offsets, strict=True)]

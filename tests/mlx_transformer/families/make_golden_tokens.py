@@ -1,0 +1,179 @@
+"""Small vocabularies of every family with three tokens that their maker added, and what `transformers` makes of text.
+
+One token is special, one takes the spaces before it and is looked for in normalised text, one is neither. Each folder
+of `golden_tokens/` holds what `save_pretrained` writes of a tokenizer, and texts.json: lines of many scripts and lines
+with the tokens, their ids without the language's, their decoded texts, and the flags of all added tokens. Version 5
+opens the folders of version 4 and saves them again, so run it where each is, with sentencepiece, in this order:
+
+    python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 4.57.6
+    python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 5.24.0
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import sentencepiece
+import tokenizers
+import transformers
+from tokenizers import models, pre_tokenizers, trainers
+from transformers import AddedToken, AutoTokenizer
+
+HERE = Path(__file__).parent
+LINES = HERE.parents[1] / "peers" / "lines.world"
+VERSION = transformers.__version__.partition(".")[0]
+OUT = HERE / "golden_tokens"
+TOKENS = [
+    AddedToken("[E1]", special=True, normalized=False),
+    AddedToken("<hole>", lstrip=True, normalized=True),
+    AddedToken("{NAME}", normalized=False),
+]
+KINDS = {
+    "t5": ("T5TokenizerFast", "t5"),
+    "t5-slow": ("T5Tokenizer", "t5"),
+    "t5-new": ("T5Tokenizer", "t5"),
+    "pegasus": ("PegasusTokenizerFast", "pegasus"),
+    "nllb": ("NllbTokenizerFast", "m2m_100"),
+    "mbart": ("MBartTokenizerFast", "mbart"),
+    "m2m100": ("M2M100Tokenizer", "m2m_100"),
+    "marian": ("MarianTokenizer", "marian"),
+    "bart": ("BartTokenizerFast", "bart"),
+    "roberta": ("RobertaTokenizerFast", "roberta"),
+    "xlm-roberta": ("XLMRobertaTokenizerFast", "xlm-roberta"),
+    "xlm-roberta-slow": ("XLMRobertaTokenizer", "xlm-roberta"),
+    "bert": ("BertTokenizerFast", "bert"),
+    "bert-slow": ("BertTokenizer", "bert"),
+}
+ONCE = ("t5-slow", "t5-new", "xlm-roberta-slow", "bert-slow")
+"""Of version 4 alone: version 5 has one class for each."""
+LANGUAGES = {"nllb": ("eng_Latn", "deu_Latn"), "mbart": ("en_XX", "de_DE"), "m2m100": ("en", "de")}
+FEW = {"t5": {"extra_ids": 8}, "pegasus": {"offset": 7}}
+# What a normaliser replaces, one letter each: there transformers and SentencePiece agree.
+RULES = [(0xA0, " "), (0x3000, " "), (9, " "), *((code, chr(code - 0xFEE0)) for code in range(0xFF21, 0xFF5B))]
+
+
+def pieces(path: Path, size: int = 600, **options) -> list[str]:
+    file = io.BytesIO()
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="utf-8") as rules:
+        rules.write("".join(f"{code:X}\t{' '.join(f'{ord(c):X}' for c in text)}\n" for code, text in RULES))
+        rules.flush()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(few()),
+            model_writer=file,
+            **dict(vocab_size=size, character_coverage=0.98, minloglevel=2, hard_vocab_limit=False),
+            normalization_rule_tsv=rules.name,
+            **options,
+        )
+    path.write_bytes(file.getvalue())
+    model = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
+    return [model.id_to_piece(i) for i in range(len(model))]
+
+
+def write_base(folder: Path, name: str) -> None:
+    """The files that a family's makers ship."""
+    if name.startswith("t5") or name == "pegasus":
+        pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    elif name in LANGUAGES or name.startswith("xlm"):
+        kind = "bpe" if name == "nllb" else "unigram"
+        every = pieces(folder / "sentencepiece.bpe.model", model_type=kind)
+        if name == "m2m100":
+            tokens = ["<s>", "<pad>", "</s>", "<unk>", *every[3:]]
+            write_json(folder / "vocab.json", {token: id for id, token in enumerate(tokens)})
+    elif name == "marian":
+        source, target = pieces(folder / "source.spm"), pieces(folder / "target.spm", 500)
+        tokens = dict.fromkeys(["</s>", "<unk>", *source[3:], *target[3:], ">>deu<<", "<pad>"])
+        write_json(folder / "vocab.json", {token: id for id, token in enumerate(tokens)})
+        write_json(folder / "tokenizer_config.json", {"source_lang": "en", "target_lang": "de"})
+    elif name in ("bart", "roberta"):
+        backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        special, alphabet = ["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.ByteLevel.alphabet()
+        train(backend, trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet))
+        model = json.loads(backend.to_str())["model"]
+        write_json(folder / "vocab.json", {**model["vocab"], "<mask>": len(model["vocab"])})
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{' '.join(m)}\n" for m in model["merges"]))
+    else:
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        backend.normalizer, backend.pre_tokenizer = (
+            tokenizers.normalizers.BertNormalizer(),
+            pre_tokenizers.BertPreTokenizer(),
+        )
+        train(backend, trainers.WordPieceTrainer(vocab_size=900, special_tokens=special))
+        tokens = sorted(backend.get_vocab().items(), key=lambda each: each[1])
+        (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in tokens), encoding="utf-8")
+
+
+def train(backend: tokenizers.Tokenizer, trainer) -> None:
+    backend.train_from_iterator(few(), trainer)
+
+
+def write_json(path: Path, values) -> None:
+    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+
+
+def few() -> list[str]:
+    """So few that their letters are."""
+    short = [line for line in LINES.read_text(encoding="utf-8").splitlines() if len(line) < 60]
+    return random.Random(7).sample(short, 60)
+
+
+def lines() -> list[str]:
+    plain = few()[20:]
+    found = [*plain, " two  spaces", "\uff21\uff22\u3000x"]
+    for i, line in enumerate(plain):
+        token, other = TOKENS[i % 3].content, TOKENS[(i + 1) % 3].content
+        found += [f"{line} {token} {line}", f"{token}{line}", f"{line[:5]}{token}", f"x{token}{other} y {other}."]
+    return found
+
+
+def make(name: str, folder: Path) -> None:
+    kind, model_type = KINDS[name]
+    if VERSION == "4":
+        with tempfile.TemporaryDirectory() as base:
+            write_base(Path(base), name)
+            write_json(Path(base) / "config.json", {"model_type": model_type})
+            options = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
+            options |= {"additional_special_tokens": [*LANGUAGES[name]]} if name == "nllb" else {}
+            options |= FEW.get(model_type, {})
+            options |= {"legacy": False} if name == "t5-new" else {}
+            tokenizer = getattr(transformers, kind).from_pretrained(base, **options)
+        tokenizer.add_special_tokens(
+            {"additional_special_tokens": [TOKENS[0]]}, replace_additional_special_tokens=False
+        )
+        tokenizer.add_tokens(TOKENS[1:])
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(OUT / "v4" / name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", {"model_type": model_type})
+    for file in folder.glob("*.json"):  # without white space
+        write_json(file, json.loads(file.read_text(encoding="utf-8")))
+    judge = AutoTokenizer.from_pretrained(folder)
+    language = (
+        judge.convert_tokens_to_ids(f"__{judge.src_lang}__" if name == "m2m100" else judge.src_lang)
+        if name in LANGUAGES
+        else None
+    )
+    texts = lines()
+    ids = [[id for id in judge(line).input_ids if id != language] for line in texts]
+    flags = [
+        [id, t.content, t.special, t.normalized, t.lstrip, t.rstrip, t.single_word]
+        for id, t in judge.added_tokens_decoder.items()
+    ]
+    decoded = [judge.decode(row, skip_special_tokens=True) for row in ids]
+    special = {role: getattr(judge, f"{role}_token_id") for role in ("pad", "bos", "eos", "cls", "sep")}
+    facts = {"size": len(judge), "special": special, "flags": flags, "texts": texts, "ids": ids, "decoded": decoded}
+    write_json(folder / "texts.json", facts)
+
+
+if __name__ == "__main__":
+    for each in KINDS:
+        if VERSION == "4" or each not in ONCE:
+            make(each, OUT / f"v{VERSION}" / each)

@@ -1,0 +1,75 @@
+"""Tokens that a maker added, in folders of transformers 4 and 5: ids, texts and flags are theirs.
+
+`make_golden_tokens.py` beside this makes the folders.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+from golden_tokens import FOLDERS, golden
+
+from mlx_transformer.families.added import summary, with_specials
+from mlx_transformer.families.folder import tokenizer_config
+from mlx_transformer.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def made(request):
+    return golden(request.param)
+
+
+def test_ids_and_texts_are_theirs(made):
+    facts, text, _ = made
+    ours = Tokenizer(text)
+    assert ours.source.encode_batch(facts["texts"]) == facts["ids"]
+    assert ours.decode_batch(facts["ids"]) == facts["decoded"]
+
+
+def test_typed_roles_are_text(made):
+    _, text, config = made
+    ours = Tokenizer(text)
+    spelled = {ours.token(id) for id in (config.pad_id, config.bos_id, config.eos_id)}
+    for token in spelled:
+        inside = ours.source.encode(f"a {token} b")[1:-1]
+        assert not {config.pad_id, config.bos_id, config.eos_id} & set(inside), token
+
+
+def test_flags_come_back(made):
+    facts, text, config = made
+    published = with_specials(json.loads(text), published=True)
+    names = ("id", "content", "special", "normalized", "lstrip", "rstrip", "single_word")
+    flags = {entry["id"]: [entry[name] for name in names] for entry in published["added_tokens"]}
+    makers = [each for each in facts["flags"] if each[1] in ("[E1]", "<hole>", "{NAME}")]
+    assert len(makers) == 3
+    assert [flags[each[0]] for each in makers] == makers
+    settings = tokenizer_config(config, json.dumps(published))
+    assert "[E1]" in settings["additional_special_tokens"]
+    assert settings["split_special_tokens"] is False
+
+
+def test_a_package_is_cut_alike_by_the_library(made):
+    """But for the families whose ids are none of their model's pieces."""
+    facts, text, config = made
+    specification = json.loads(text)
+    if "lookup" in specification["post_processor"]["mlx_transformer"]:
+        return
+    settings = tokenizer_config(config, text)
+    backend = tokenizers.Tokenizer.from_str(text)
+    backend.encode_special_tokens = settings["split_special_tokens"]
+    assert settings["split_special_tokens"] is True
+    assert [each.ids for each in backend.encode_batch(facts["texts"])] == facts["ids"]
+    if config.architecture != "encoder":  # which writes no text
+        assert backend.decode_batch(facts["ids"]) == facts["decoded"]
+    again = with_specials(with_specials(specification, published=True), published=False)
+    assert again == specification
+
+
+def test_the_summary_names_them(made):
+    _, text, config = made
+    notes = summary(text, config, {"truncation_side": "left"})
+    assert any("'[E1]'" in note and "'<hole>'" in note and "'{NAME}'" in note for note in notes)
+    assert any("rows of the table have no token" in note for note in notes)
+    assert "truncation_side" in notes[-1]
