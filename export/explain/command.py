@@ -30,8 +30,7 @@ from mlx_transformer.system.progress import quiet_progress
 
 from .content import content
 from .inside import shipped
-from .page import links_from, page
-from .payload import ROOM, walked
+from .page import ROOM, links_from, page, walked
 from .sentence import CONTINUATION, read_sentence, trace
 
 

@@ -25,8 +25,7 @@ from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
-from .page import page
-from .payload import computed_live, layer_outputs, live, packed_weights, page_tokenizer
+from .page import computed_live, layer_outputs, live, packed_weights, page, page_tokenizer
 
 FOLDER = Path(__file__).parent / "models"
 TIRED = "The animal didn't cross the street because it was too tired"

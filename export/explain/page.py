@@ -1,5 +1,9 @@
-"""Make the page: one HTML file with its scripts and numbers inside. It works offline: its policy forbids requests, and
-running text as code."""
+"""The page about a sentence and its data: one HTML file with its scripts and numbers inside. It works offline: its
+policy forbids requests, and running text as code.
+
+The data for the walk through a model, as JSON: weights and tokenizer, with which the page computes the model itself,
+or the recorded points of one pass.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,36 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from export.validate.opening import Opened
+from export.validate.points import inner_names
+from export.web.models import facts_of
 from mlx_transformer import page as kit
+from mlx_transformer.core.config import SINUSOIDS, TransformerConfig
+from mlx_transformer.core.parameters import (
+    TOKEN_TYPES,
+    output_weight_name,
+    parameter_shapes,
+    source_embedding_name,
+    target_embedding_name,
+)
+from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.generation.embed import prepared
 from mlx_transformer.page.script import compact, compact_style, joined
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import SPLIT_PATTERN
+
+from .content import in_base64, pieces, token_text
+from .sentence import ExplainedSentence
 
 SCRIPTS = ("core.js", "attention.js", "reading.js")
 
@@ -118,3 +145,258 @@ def _foot(data: Mapping[str, Any]) -> str:
         "parts of 1/127 of the largest of each map. All other numbers have four digits. The logit lens is computed in "
         "NumPy from the values that the model showed.</p>"
     )
+
+
+T = TypeVar("T")
+
+MOST_PARAMETERS = 1_500_000
+"""Most parameters for which the page computes the model: 4 MB of weights in float16."""
+ROOM = 2_800_000
+"""Most characters of a page's numbers, unless it holds a model; so the page stays under 3 MB."""
+COMPUTED = {
+    "positions": (*SINUSOIDS, "learned", "none"),
+    "query_key_norm": (False,),
+    "decoder_self_attention": ("attention",),
+}
+UNKNOWN = ("window", "token_types", "head", "decoder", "layer_pattern")
+"""Fields supported by live/twin.js only at their defaults."""
+OF_HEAD = ("head.head_proj", "head", "logits")
+WHOLE = ("pooled", "classes", "spans")
+"""Heads with one output per row, and heads that read all positions together."""
+LIKELIEST = 50
+"""Most likely tokens of each position whose texts a recorded pass includes."""
+LEFT_OUT = (".query_proj", ".key_proj", ".value_proj", ".gate_proj", ".query_norm", ".key_norm")
+"""Points left out of a recorded pass: they repeat other points by heads, or lead up to them."""
+
+
+def computed_live(config: TransformerConfig, parameters: int) -> bool:
+    """Whether the page's own engine, live/twin.js, can compute such a model."""
+    defaults = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    known = all(getattr(config, name) in values for name, values in COMPUTED.items())
+    plain = all(getattr(config, name) == defaults[name] for name in UNKNOWN)
+    return known and plain and parameters <= MOST_PARAMETERS
+
+
+def page_tokenizer(text: str) -> dict[str, Any] | None:
+    """The parts of a tokenizer.json for the page's tokenizer; None for a tokenizer that `train` doesn't make."""
+    values = json.loads(text)
+    if not isinstance(values.get("model"), dict):
+        return None
+    before = (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
+    if values["model"].get("type") != "BPE" or not before or before[0].get("pattern") != {"Regex": SPLIT_PATTERN}:
+        return None
+    return {
+        "model": {name: values["model"][name] for name in ("vocab", "merges")},
+        "added_tokens": [{"id": each["id"], "content": each["content"]} for each in values["added_tokens"]],
+        "pre_tokenizer": {"pretokenizers": [{"pattern": {"Regex": SPLIT_PATTERN}}]},
+    }
+
+
+def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, Any]:
+    """Return a model for the page.
+
+    The page computes the model if it can and the output is the model's own; otherwise this pass is recorded in at most
+    `room` characters. Raises UserError if it doesn't fit.
+    """
+    config = model.config
+    weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
+    whole = {name: array.shape for name, array in weights.items()} == parameter_shapes(config)
+    tokenizer = None if model.tokenizer.separate else page_tokenizer(model.tokenizer.own_json())
+    own = sentence.prompted < len(sentence.written) or config.architecture == "encoder"
+    own = own and model.embedding is None and not sentence.types  # the page fills gaps in single texts only
+    count = sum(array.size for array in weights.values())
+    at, name = _chosen(config, sentence), model.folder.resolve().name
+    if whole and own and tokenizer and computed_live(config, count):
+        how = "Computed in this page, in float64; type, and everything moves."
+        title = f"{name}: {config.architecture}, {count:,} numbers. {how}"
+        return live(config, weights, tokenizer, name, title, [{"text": sentence.text, "at": at}])
+    return recorded(model, sentence, at, room)
+
+
+def live(
+    config: TransformerConfig,
+    weights: Mapping[str, NDArray],
+    tokenizer: Mapping[str, Any],
+    title: str,
+    about: str,
+    examples: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """A model for the page to run. examples: {"text": the text typed, "at": the place to look first}."""
+    return {
+        "title": title,
+        "said": about,
+        "examples": list(examples),
+        "config": config.to_dict(),
+        "classifier": output_weight_name(config),
+        "generation": facts_of(config, {})["generation"],
+        "tokenizer": tokenizer,
+        "weights": packed_weights(weights),
+    }
+
+
+def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], room: int) -> dict[str, Any]:
+    """Record one pass of a model: all positions if they fit, otherwise only the positions in `at`.
+
+    Raises UserError if those don't fit either.
+    """
+    config = model.config
+    names = [name for name in inner_names(config) if not name.endswith(LEFT_OUT)]
+    points = model.engine.points(sentence.case(config), names)
+    values = {name: np.asarray(points[name], np.float32)[0] for name in names if name in points}
+    if config.head.per_row:  # one output per row: shown as a single position
+        values = {name: value[None] if name in OF_HEAD else value for name, value in values.items()}
+    values |= _points_inside(model, sentence, values)
+    values |= _text_vector(model, values)
+    values = {name: value for name, value in values.items() if value.ndim > 1} | _biases(model, values)
+    arrays, equal = _points(config, values, at, room)
+    norms = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters() if "norm" in name}
+    if config.token_types:
+        norms[TOKEN_TYPES] = np.asarray(model.reference.weights[TOKEN_TYPES])
+    source = model.tokenizer.source
+    words = config.head.kind == "vocabulary"
+    likely = np.unique(np.argsort(-values["logits"], axis=-1)[:, :LIKELIEST]) if words else np.zeros(0, int)
+    return {
+        "title": model.folder.resolve().name,
+        "said": f"{model.folder.resolve().name}, {model.label}: one pass, recorded.",
+        "examples": [{"text": sentence.text, "at": at}],
+        "config": config.to_dict(),
+        "classifier": output_weight_name(config),
+        "text": sentence.text,
+        "output": sentence.output,
+        "given": sentence.prompted,
+        "tokens": {"source": sentence.source, "target": sentence.target, "written": sentence.written},
+        "pieces": {
+            "source": pieces(source, sentence.source),
+            "target": pieces(model.tokenizer, sentence.target),
+            "written": pieces(model.tokenizer, sentence.written),
+        },
+        "texts": {int(id): token_text(model.tokenizer, int(id)) for id in {*likely.tolist(), *sentence.written}},
+        "points": {"arrays": arrays, "equal": equal},
+        "types": list(sentence.types),
+        "embedding": None if model.embedding is None else _embedding_facts(model.embedding),
+        "parameters": {name: _array(array, 32) for name, array in norms.items()},
+    }
+
+
+def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """Compute inner values hidden by fused operators, from values they show.
+
+    These are rows of the embedding table, scores from queries and keys, and the outputs of layers.
+    """
+    config, arrays = model.config, {}
+    tables = {"encoder": (source_embedding_name(config), sentence.source)} if config.has_encoder else {}
+    tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
+    for stack, (table, ids) in tables.items():
+        rows = model.reference.weights[table][list(ids)]
+        scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
+        arrays |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
+    arrays |= layer_outputs(config, values)
+    for name, value in values.items():
+        part, _, point = name.rpartition(".")
+        if point == "queries" and f"{part}.keys" in values:
+            keys = values[f"{part}.keys"].repeat(len(value) // len(values[f"{part}.keys"]), axis=0)
+            scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
+            arrays[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
+    return {name: value for name, value in arrays.items() if name not in values}
+
+
+def layer_outputs(config: TransformerConfig, values: Mapping[str, T]) -> dict[str, T]:
+    """{layer: output}. A layer's output is the output of its last norm or residual sum."""
+    last = ".feed_forward_norm" if config.norm_placement == "post" else ".feed_forward.residual"
+    return {name.removesuffix(last): value for name, value in values.items() if name.endswith(last)}
+
+
+def _text_vector(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """The steps from the last layer to a text's vector: pooled, through each dense layer, of unit length; one row
+    each."""
+    embedding, config = model.embedding, model.config
+    if embedding is None:
+        return {}
+    post = f"encoder.layers.{config.encoder_layers - 1}.feed_forward_norm"
+    memory = values[post if config.norm_placement == "post" else "encoder.norm"][None]
+    skipped = 0 if embedding.prompt_counts else len(model.tokenizer.encode(prepared(embedding.prompt(), embedding))) - 1
+    steps = {"pooled": replace(embedding, dense=(), normalize=False)}
+    for i in range(len(embedding.dense)):
+        steps[f"dense.{i}"] = replace(embedding, dense=embedding.dense[: i + 1], normalize=False)
+    whole = {**steps, "vector": embedding}
+    return {f"text.{name}": each.vectors(memory, np.ones(memory.shape[:2]), skipped) for name, each in whole.items()}
+
+
+def _embedding_facts(embedding: TextEmbedding) -> dict[str, Any]:
+    """The pooling settings, for the page's description."""
+    dense = [layer.activation for layer in embedding.dense]
+    return {"pooling": list(embedding.pooling), "dense": dense, "normalize": embedding.normalize}
+
+
+def _biases(model: Opened, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    """{attention.bias: (H, L, S)}: the bias that relative positions add to each score."""
+    biases = {}
+    for name, scores in values.items():
+        attention, _, point = name.rpartition(".")
+        if point == "scores" and (bias := model.reference.score_bias(attention, *scores.shape[1:])) is not None:
+            biases[f"{attention}.bias"] = bias
+    return biases
+
+
+def _chosen(config: TransformerConfig, sentence: ExplainedSentence) -> dict[str, Any]:
+    """The place to look first: the last word before the end of the input, and the first step chosen by the model."""
+    word, step = max(0, len(sentence.source) - 2), max(0, min(sentence.prompted, len(sentence.written) - 1))
+    return {"word": word, "step": step, "stack": "encoder" if config.has_encoder else "decoder"}
+
+
+def _points(
+    config: TransformerConfig, values: Mapping[str, NDArray], at: Mapping[str, Any], room: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Pack the arrays in as many bits and positions as fit.
+
+    Returns the arrays, and {name: [other, shape]} for arrays equal to another.
+    """
+    equal = {}
+    if config.positions == "relative":  # one table per stack
+        first = {
+            name: f"{name.split('.')[0]}.layers.0.self_attention.bias" for name in values if name.endswith(".bias")
+        }
+        equal = {name: [other, list(values[name].shape)] for name, other in first.items() if name != other}
+    for name in values:
+        last = f"{name}.feed_forward_norm"
+        if config.norm_placement == "post" and last in values:
+            equal[name] = [last, list(values[name].shape)]
+    own = {name: value for name, value in values.items() if name not in equal}
+    one = {
+        name: value
+        if name.endswith((".keys", ".values"))
+        or name.startswith("text.")
+        or (name in OF_HEAD and config.head.kind in WHOLE)
+        else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
+        for name, value in own.items()
+    }
+    for bits, names in ((32, own), (16, own), (32, one), (16, one)):
+        if sum(value.size for value in names.values()) * bits // 6 <= room:
+            rows = {name: names[name].shape != own[name].shape for name in own}
+            arrays = {name: _array(value, bits) for name, value in names.items()}
+            for name, few in rows.items():
+                if few:
+                    side = "word" if name.startswith("encoder") or not config.has_decoder else "step"
+                    arrays[name] |= {"rows": [at[side]], "shape": list(own[name].shape)}
+            return arrays, equal
+    tokens = max(value.shape[-2] for value in own.values())
+    most = int(tokens * (room / (sum(value.size for value in one.values()) * 16 / 6)))
+    raise UserError(
+        f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
+    )
+
+
+def _array(value: NDArray, bits: int) -> dict[str, Any]:
+    stored = value.astype("<f4" if bits == 32 else "<f2").tobytes()
+    return {"shape": list(value.shape), "bits": bits, "values": in_base64(stored)}
+
+
+def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
+    """A model's parameters for the page, as base64 of safetensors.
+
+    float16 if nothing is lost, or if float32 would be too large and `exact` is false; otherwise float32.
+    """
+    lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
+    small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
+    dtype = np.float16 if small else np.float32
+    return in_base64(save({name: array.astype(dtype, order="C") for name, array in weights.items()}))

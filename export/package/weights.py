@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.nn.marks import extent
-from export.precision.late_weights import LATE, LateWeight
+from export.precision.products import LATE, LateWeight
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import PART

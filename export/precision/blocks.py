@@ -34,8 +34,7 @@ from export.graph.edit import Nodes
 from export.nn.marks import extent
 
 from .int8 import CONTRIB, join_blocks, look_up_blocks, stored_blocks, to_int8, unpack_blocks, unpack_rows
-from .late_weights import derived, late_initializer
-from .products import Linear, linears, lookups, put_product
+from .products import Linear, derived, late_initializer, linears, lookups, put_product
 from .rounding import BLOCK, block_rows, packed
 from .table import ACTIVATIONS, STANDARD, UNPACKED
 

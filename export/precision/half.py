@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.nn.marks import FULL_PRECISION, ROLE, Role
 from mlx_transformer.system.errors import UserError
 
-from .late_weights import LATE, derived
+from .products import LATE, derived
 
 HIDDEN = -6e4
 TYPES = {ir.DataType.FLOAT16: np.float16, ir.DataType.BFLOAT16: ml_dtypes.bfloat16}

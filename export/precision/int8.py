@@ -68,8 +68,20 @@ from export.nn.marks import IS_BIAS, ROLE, ROWS_OF, Role, extent
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 
-from .late_weights import LateWeight, derived, late_initializer
-from .products import Linear, Lookup, Rows, is_vector, least_of, linears, lookups, put_parts, put_product
+from .products import (
+    LateWeight,
+    Linear,
+    Lookup,
+    Rows,
+    derived,
+    is_vector,
+    late_initializer,
+    least_of,
+    linears,
+    lookups,
+    put_parts,
+    put_product,
+)
 from .rounding import BLOCK, block_rows, int8_matrix, int8_rows, packed
 from .table import BLOCKS_IR_VERSION, BLOCKS_OPSET
 

@@ -54,8 +54,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Packed, Scheme
 from mlx_transformer.system.errors import UserError
 
-from .late_weights import LateWeight, late_initializer
-from .products import Linear, Lookup, linears, lookups, put_product
+from .products import LateWeight, Linear, Lookup, late_initializer, linears, lookups, put_product
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
 
 A, B, GAIN = "lora_a", "lora_b", "gain"

@@ -1,4 +1,6 @@
-"""Finds products with weights and lookups in tables, which the passes for lower precisions replace.
+"""The products of a graph, and late weights: initializers computed from parameters while the weights are written.
+
+`linears` and `lookups` find products with weights and lookups in tables, which the passes for lower precisions replace.
 
     MatMul(x, Transpose(W))   MatMul(x, W)   Gemm(x, W, C, transB=1 or 0)        y = x W^T [+ C]
     Gather(W, ids)                                                               rows of a table
@@ -21,14 +23,52 @@ Shapes: N rows, T products, D columns of each; i (B, S) is a Gather's index of r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from export.graph.edit import Nodes
 from export.nn.marks import ROLE, ROWS_OF, Role, extent
+
+LATE = "late"
+"""Key in an initializer's `meta`; the entry is (LateWeight, index of its result)."""
+
+
+@dataclass(frozen=True)
+class LateWeight:
+    """Computes initializers from parameters of the checkpoint: `make(*arrays) -> arrays`.
+
+    It runs while the weights are written, so only the arrays of a single call are in memory. `key`: the same for all
+    initializers from a call of `make`. `elementwise`: `make` changes each number of a single parameter by itself. The
+    parameter may then be computed and written in parts.
+    """
+
+    parameters: tuple[str, ...]
+    make: Callable[..., Sequence[NDArray]]
+    key: str
+    elementwise: bool = False
+
+
+def late_initializer(name: str, late: LateWeight, index: int, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
+    """Result `index` of `late` as an initializer. For types NumPy lacks, e.g. INT4, `make` returns bytes."""
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    value.meta[LATE] = late, index
+    return value
+
+
+def derived(
+    weight: ir.Value, make: Callable[[NDArray], Sequence[NDArray]], kind: str, elementwise: bool = False
+) -> LateWeight:
+    """A late weight computed by `make` from an initializer: a parameter, or a late weight itself."""
+    key = f"{weight.name}|{kind}"
+    if LATE not in weight.meta:
+        return LateWeight((str(weight.name),), make, key, elementwise)
+    before, index = weight.meta[LATE]
+    return LateWeight(before.parameters, lambda *arrays: make(before.make(*arrays)[index]), key)
+
 
 MULTIPLIED = (Role.WEIGHT, Role.UNBOUNDED, Role.CLASSIFIER, Role.EMBEDDING)
 LOOKED_UP = (Role.EMBEDDING, Role.LOOKED_UP)

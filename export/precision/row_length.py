@@ -20,8 +20,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from export.graph.edit import Nodes
 from export.nn.marks import ROLE, extent
 
-from .late_weights import derived, late_initializer
-from .products import Linear, is_vector, linears
+from .products import Linear, derived, is_vector, late_initializer, linears
 
 SET_SPAN = 1024
 """Floats after which addresses fall into the same set of the level 1 cache again: 4096 bytes, on x86 and ARM."""

@@ -36,7 +36,7 @@ def serve(models: str | Path | Sequence[str | Path], open: Any = None, **setting
     Raises `UserError` for an unusable model or address, and without the extra `serve`.
     """
     with _naming_extra():
-        from . import app, batching, opening, server
+        from export.serve import app, batching, opening, server
 
     chosen = ServeSettings(**settings)
     named = opening.Named.of([models] if isinstance(models, str | Path) else models)
@@ -57,7 +57,8 @@ def serve_site(folder: str | Path, **settings: Any) -> None:
             setting = Name(field.name, str(value))
             raise UserError("{} is a setting of models; a site runs in the browser: leave it out", setting)
     with _naming_extra():
-        from . import server, site
+        from export.serve import server
+        from export.serve import server as site
 
     server.run(site.SiteApp(Path(folder), chosen.verify), str(folder), chosen)
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_transformer.core.inputs import check_ids
-from mlx_transformer.generation.complete import check_stop, prompt_ids, until
 from mlx_transformer.generation.settings import chosen_options
-from mlx_transformer.generation.stream import pieces
+from mlx_transformer.generation.stream import check_stop, pieces, prompt_ids, until
 from mlx_transformer.generation.translate import fitting_tokenizer
 
 from .batching import streamed

@@ -12,7 +12,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import HeadKind
 from mlx_transformer.decoding.options import Hypothesis, Options
 from mlx_transformer.decoding.search import SharedSearch
-from mlx_transformer.families.language_codes import short_codes
+from mlx_transformer.families.languages import short_codes
 from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.heads import EncoderHead

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from starlette.responses import JSONResponse
 
-from mlx_transformer.families.language_codes import own_code
+from mlx_transformer.families.languages import own_code
 from mlx_transformer.generation.settings import (
     LANGUAGES,
     SOURCE_LANGUAGE,

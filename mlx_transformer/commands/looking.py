@@ -106,7 +106,7 @@ def compare(
     from mlx_transformer.core.outputs import Kind, claim, holds_object, page_kind
     from mlx_transformer.data.corpus import read_lines, read_parallel
     from mlx_transformer.report.comparing import compare as run
-    from mlx_transformer.report.comparison_page import page
+    from mlx_transformer.report.comparing import page
     from mlx_transformer.system.durable import write_text
     from mlx_transformer.system.progress import quiet_progress
 

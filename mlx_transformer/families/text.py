@@ -30,11 +30,9 @@ from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .added import ADDED, listed, makers_tokens, role_names, with_tokens
-from .byte_level import byte_level_json
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
-from .json_pieces import is_pieces, pieces_json
-from .language_codes import own_code
-from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, content_of
+from .json_pieces import byte_level_json, is_pieces, pieces_json
+from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, content_of, own_code
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"

@@ -235,7 +235,7 @@ class TextVerbs:
         stop: as for `complete`. Options as for `generation.stream.stream`.
         """
         if stop is not None or self.config.architecture != "encoder-decoder":
-            from .complete import stream as continued
+            from .stream import stream_completion as continued
 
             return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
         from .stream import stream
@@ -255,7 +255,7 @@ class TextVerbs:
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
         """Continue a prompt, or each prompt of a list, with a decoder-only model, up to the first of the words in
         `stop`."""
-        from .complete import complete
+        from .stream import complete
 
         outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
         return outputs[0] if isinstance(prompts, str) else outputs

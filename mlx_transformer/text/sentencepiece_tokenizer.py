@@ -23,10 +23,20 @@ import tokenizers
 from mlx_transformer.system.errors import UserError
 
 from .added_tokens import SILENT, WHOLE, AddedToken, Part, Splitter, added_tokens, filler, silencing
-from .charsmap import Charsmap, read_charsmap
 from .pairs import Located
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
-from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
+from .sentencepiece import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    Charsmap,
+    Piece,
+    SentencePiece,
+    read_charsmap,
+)
 
 SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 """Spaces before a space, at the beginning and at the end, where SentencePiece strips its own mark too."""

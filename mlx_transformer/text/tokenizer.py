@@ -40,9 +40,9 @@ from mlx_transformer.system.files import check_name, parse_json
 from mlx_transformer.system.process import is_panic
 
 from .added_tokens import SILENT, WHOLE, AddedToken, added_tokens, silent_contents, silent_pattern
-from .charsmap import is_whole
 from .pairs import Located, Pair, PairForm
 from .published_ids import problem_of, roles_of, target_of, without_target
+from .sentencepiece import is_whole
 from .sentencepiece_tokenizer import (
     ENDED_SPACES_PATTERN,
     INNER_SPACES_PATTERN,

@@ -14,8 +14,7 @@ from mlx_transformer.core.config import Architecture, TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.data.batches import TaughtBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
-from mlx_transformer.data.documents import Documents, PackedBatches
+from mlx_transformer.data.documents import DenoisingBatches, Documents, MaskedBatches, PackedBatches
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.labelled import Labelled, LabelledBatches, LabelledRows, encoded
 from mlx_transformer.data.matches import MatchBatches, Matches

@@ -25,7 +25,7 @@ import onnx_ir as ir
 from export.package.recorded import recorded_plan
 from export.package.weights import is_parameter, promise
 from export.package.write import package_graphs
-from export.precision.late_weights import LATE
+from export.precision.products import LATE
 from export.search.write import one_file_graph, place_constants, settings_beside
 from export.search.write import recorded_plan as recorded_file
 from export.targets.table import TARGETS

@@ -1,4 +1,4 @@
-// SentencePiece's table of replacements; at each place the longest match counts. As mlx_transformer/text/charsmap.py.
+// SentencePiece's table of replacements; at each place the longest match counts. As mlx_transformer/text/sentencepiece.py.
 
 const LETTER = 0x800000ff; // a unit's letter; bit 31 marks a value
 const offset = (unit) => (unit >>> 10) << ((unit & 0x200) >>> 6);

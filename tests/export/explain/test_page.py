@@ -21,8 +21,7 @@ from without_mlx import WITHOUT_MLX
 from export import export_search
 from export.explain.command import explain
 from export.explain.content import bits_for, content, packed, packed_difference
-from export.explain.page import page
-from export.explain.payload import ROOM, walked
+from export.explain.page import ROOM, page, walked
 from export.explain.sentence import KINDS, ExplainedSentence, Trace
 from export.validate.opening import Opened
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint

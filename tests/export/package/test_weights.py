@@ -8,7 +8,7 @@ from small_models import encoder_decoder, random_weights
 
 from export.graph.builder import GraphBuilder
 from export.package.weights import ALIGNMENT, fill
-from export.precision.late_weights import LateWeight, late_initializer
+from export.precision.products import LateWeight, late_initializer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 PAPER = encoder_decoder("paper")

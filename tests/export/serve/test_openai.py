@@ -11,7 +11,7 @@ from small_models import DECODER, write_text_model
 from export import OnnxTransformer
 from export.serve.completing import Written
 from export.serve.models import Named
-from mlx_transformer.generation.complete import until
+from mlx_transformer.generation.stream import until
 
 COMPLETIONS = "/v1/completions"
 GREEDY = {"model": "stories", "temperature": 0}

@@ -16,7 +16,7 @@ from web_package import write_web_package
 
 from export.__main__ import main
 from export.serve import serve_site
-from export.serve.site import FOR_EVER, SiteApp
+from export.serve.server import FOR_EVER, SiteApp
 from export.web import write_site
 from export.web.write import SITE
 from mlx_transformer.system.errors import UserError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.data.batches import SortedBatches, TokenBatches
-from mlx_transformer.data.corrupted import DenoisingBatches, MaskedBatches
+from mlx_transformer.data.documents import DenoisingBatches, MaskedBatches
 
 PAD, EOS, MASK, V = 0, 2, 100, 101
 

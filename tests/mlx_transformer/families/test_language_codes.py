@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlx_transformer.families.language_codes import OF_NLLB, own_code, short_codes
-from mlx_transformer.families.languages import M2M100, MBART_50
+from mlx_transformer.families.languages import M2M100, MBART_50, OF_NLLB, own_code, short_codes
 
 NLLB = [*dict.fromkeys(OF_NLLB.values()), "ace_Arab", "ace_Latn", "azb_Arab", "kas_Arab"]
 CASES = [

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.generation.complete import until
+from mlx_transformer.generation.stream import until
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from mlx_transformer import load
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.generation.evaluate import score
 from mlx_transformer.report import worker
-from mlx_transformer.report.comparison_page import SHOWN, page
+from mlx_transformer.report.comparing import SHOWN, page
 from mlx_transformer.report.result import Comparison, SentencePair, Side, sentence_of
 
 made = pytest.fixture(scope="module")(both_models)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_transformer.report.comparison_page import MAX_WORD_PAIRS, marked
+from mlx_transformer.report.comparing import MAX_WORD_PAIRS, marked
 
 
 def shown(a: str, b: str) -> tuple[str, str]:
