@@ -115,8 +115,6 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["translate", "encoder-onnx", "x"], "architecture='encoder' is for fill"),
         (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
         (["generate", "text.txt", "x"], "is a file; give a checkpoint folder or an ONNX folder"),
-        (["generate", "decoder", "x", "--top-p", "3"], "top-p"),
-        (["generate", "decoder", "x", "--stop", ""], "none of them empty"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
         (
             ["to-huggingface", "decoder", "OUT"],
