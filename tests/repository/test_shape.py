@@ -1,10 +1,12 @@
 """The shape of the code: no module imports itself by a detour, files have one purpose, twins have the same names."""
 
+import ast
 from collections.abc import Mapping
 
 from imports import ROOT, imports_of, module_name, modules
 
 FACE = 60  # lines of an __init__ that only hands names on
+PARAMETERS = 8  # of a function: more of them are a settings object
 ONLY_MLX = {
     "inputs": "ids are checked on the host",
     "quantize": "a pass over graphs (export/precision)",
@@ -65,6 +67,18 @@ def test_no_module_imports_itself_by_a_detour():
         targets |= {target.rpartition(".")[0] for target in targets}
         graph[name] = {known[target] for target in targets & known.keys()} - {name}
     assert circles(graph) == []
+
+
+def test_no_function_has_many_parameters():
+    many = []
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = len([each for each in arguments if each.arg not in ("self", "cls")])
+                if count > PARAMETERS:
+                    many.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has {count}")
+    assert not many
 
 
 def test_twins_have_the_same_names():
