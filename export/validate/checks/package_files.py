@@ -212,7 +212,7 @@ def differences(file: Path, contents: bytes) -> Iterator[str]:
 
 
 def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
-    """Describe each key with another value or type, e.g. "labels[2] is "A", the checkpoint gives "B""."""
+    """Describe each key with another value or type, e.g. `beam is 4, the checkpoint gives 5`."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys([*expected, *found]):
             inner = (f"{key}.{name}" if key else name) if name.isidentifier() else f"{key}[{_shown(name)}]"

@@ -312,7 +312,7 @@ def _port(value: ir.Value) -> str:
 
 
 def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
-    """Return an attribute's value, or the operator's default without it. Numbers are rounded to float32, as in files."""
+    """Return an attribute's value, by default the operator's default. Floats are rounded to float32, as in files."""
     if attribute is None:
         try:
             schema = onnx.defs.get_schema(node.op_type, node.version or onnx.defs.onnx_opset_version(), node.domain)
