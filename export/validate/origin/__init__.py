@@ -36,7 +36,7 @@ class Origin:
         return row
 
     def outputs(self, case: Case) -> dict[str, Array]:
-        """Compute a full pass: {point: value}, e.g. {"logits": (B,T,V)} for its own V tokens, or an encoder's output."""
+        """Compute a full pass: {point: value}, e.g. {"logits": (B,T,V)} of its own V tokens, or an encoder's output."""
         raise NotImplementedError
 
     def __call__(self, source_ids: Any, target_ids: Any = None, mask: Any = None) -> Array:
