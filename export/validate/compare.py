@@ -219,7 +219,7 @@ def _with_origin(
     begin, stored = time.perf_counter(), checkpoint.unread()
     members = [engine for engine in engines if reference_weights(engine, stored) is stored]
     result = compare_with_origin(origin, checkpoint, members, cases)
-    others = [f"{engine.name}: compared with the checkpoint alone" for engine in engines if engine not in members]
+    others = [f"{engine.name}: compared only with the checkpoint" for engine in engines if engine not in members]
     return replace(
         report,
         runtimes=(*report.runtimes, _runtime(result.checkpoint)),

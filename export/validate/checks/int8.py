@@ -98,7 +98,7 @@ class _Products(ProductGraph):
             yield f"zero point {product_zero} in the product, {zero} where its activations are quantised"
         if fixed.activation is None:
             if not self._by_row(quantise):
-                yield "fixed scales, of which nothing is recorded"
+                yield "fixed scales, but none is recorded"
             return
         if zero != zero_point(fixed):
             yield f"zero point {zero}, has to be {zero_point(fixed)}"

@@ -86,7 +86,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self.model = SearchModel(path, threads=threads, providers=[self.provider])
         self.model.shortlist = None  # searches are compared among all tokens
         if self.model.takes_text:
-            raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
+            raise UserError(f"{path}: takes text, but ids are compared; validate the file exported without text")
         check_same_model(self.model, checkpoint)
         self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
         metadata = self.model.session.get_modelmeta().custom_metadata_map

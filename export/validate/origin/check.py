@@ -160,7 +160,7 @@ def _of_beam(judged: Judged, ids: list[int], expected: list[int]) -> Judged:
     """Judge an output of a beam search after the reference's verdict: only equal tokens or the reference's tie pass."""
     if ids == expected or judged.tie or judged.problem:
         return judged if ids != expected else Judged()
-    return Judged(problem=f"{ids} as the reference has it, the original writes {expected}")
+    return Judged(problem=f"{ids}, like the reference; the original writes {expected}")
 
 
 def _greedy(

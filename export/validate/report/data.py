@@ -97,7 +97,9 @@ class ReportData:
             return []
         notes = [f"{self.onnx}: nobody reads {first_of(self.files.unread)}"] if self.files.unread else []
         if self.files.misleading:
-            notes.append(f"{self.onnx}: nothing else was compared: runtimes run the graphs by this file")
+            notes.append(
+                f"{self.onnx}: nothing else was compared: with its record runtimes would run the graphs wrongly"
+            )
         return notes
 
     @property

@@ -79,9 +79,9 @@ def _plots(r: ReportData) -> str:
             )
         )
     note = (
-        "How much of its budget each point of the network used up, on the worst of all inputs. The measure is the "
-        "error that the reference itself makes in single precision. Shaded: the decoder. Point at a dot to read it. "
-        "Ways through the model that are too near each other to be told apart are one line."
+        "The share of its budget that each point of the network used up, on the worst of all inputs. The unit is the "
+        "reference's own error in float32. Shaded: the decoder. Point at a dot to read it. "
+        "Paths through the model with nearly the same values share a line."
     )
     return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
 
@@ -117,7 +117,7 @@ def _weights(r: ReportData) -> str:
         result = "<br>".join([_mark(check.passed, "equal", "differ"), *map(escape, check.problems[:WORST])])
         digest = f'<code title="SHA-256 of names, types, shapes and values">{check.digest[:16]}</code>'
         rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, result])
-    note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
+    note = "Parameters in every file and in memory, compared with the checkpoint bit for bit, and their SHA-256."
     head = ("runtime", "where", "parameters", "digest", "result")
     return _section("Weights", note, head, rows, (2,))
 
@@ -129,9 +129,9 @@ def _structure(r: ReportData) -> str:
         used = f"{s.parameters - len(s.unused)} of {s.parameters}"
         rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, str(s.attributes or ""), result])
     note = (
-        "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
-        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax. "
-        "Attributes, such as an epsilon or an axis, are those of the architecture, exactly, in every graph."
+        "MLX's trace and the ONNX graphs against the architecture: every parameter must have a path to the output, and "
+        "the numbers of matrix products and softmaxes must be right. A fused attention counts as two products and one "
+        "softmax. Attributes, e.g. an epsilon or an axis, must be exactly the architecture's in every graph."
     )
     head = ("runtime", "matrix products", "softmaxes", "parameters used", "attributes", "result")
     return _section("Structure", note, head, rows, (1, 2, 3, 4))
@@ -142,7 +142,7 @@ def _data_files(r: ReportData) -> str:
     for file in r.data_files:
         result = _mark(file.passed, "every byte", "<br>".join(map(escape, file.problems[:WORST])))
         rows.append([escape(file.file), f"{file.size:,}", *map(str, (file.graphs, file.tensors, file.padding)), result])
-    note = "Every byte of a data file is a tensor's of some graph, or a zero that aligns the next tensor."
+    note = "Every byte of a data file must belong to a tensor of some graph, or be a zero that aligns the next tensor."
     head = ("data file", "bytes", "graphs", "tensors", "padding", "read")
     return _section("Data files", note, head, rows, (1, 2, 3, 4))
 
@@ -152,8 +152,8 @@ def _files(r: ReportData) -> str:
         return ""
     result = _mark(r.files.passed, "all equal", "<br>".join(map(escape, r.files.problems)))
     note = (
-        "Settings, tokenizer, labels, limits and what other runtimes read: each file around the graphs is made of the "
-        "checkpoint again, by the choices that the package records."
+        "Settings, tokenizer, labels, limits and other runtimes' files: each file around the graphs is made again "
+        "from the checkpoint, with the choices in the package's record."
     )
     return _section("Files", note, ("files", "result"), [[str(r.files.compared), result]], (0,))
 
@@ -163,7 +163,7 @@ def _tokens(r: ReportData) -> str:
     for check in r.tokens:
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
         rows.append([*cells, _mark(check.passed, check.result)])
-    note = "Tokens of each search below; another choice than the reference's is accepted only where it sees a tie."
+    note = "Tokens of each search. Another choice than the reference's is accepted only if the reference sees a tie."
     head = ("runtime", "search", "sentences", "tokens", "result")
     return _section("Tokens", note, head, rows, (2, 3)) + "".join(_parting(check) for check in r.tokens)
 
@@ -173,7 +173,7 @@ def _gradients(r: ReportData) -> str:
     for g in worst_of_each(list(r.gradients)):
         share = _mark(g.passed, f"{g.error / BUDGET:.2g}")
         rows.append([*map(escape, (g.parameter, g.direction, f"{g.got:.9g}", f"{g.expected:.9g}")), share])
-    note = "MLX's derivatives of the training loss against differences of the float64 reference, each kind's worst."
+    note = "MLX's derivatives of the training loss against finite differences of the reference: the worst of each kind."
     head = ("parameter", "direction", "MLX", "differences", "of its budget")
     return _section("Gradients", note, head, rows, (2, 3, 4))
 
@@ -212,8 +212,8 @@ def _runs(r: ReportData) -> str:
     versions = kit.data_table((), [(escape(name), escape(version)) for name, version in r.versions.items()])
     return (
         f"<h2>Where it ran</h2>{_table(head, rows)}"
-        f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: "
-        "name (rows x tokens, and those of the target).</p>"
+        f"<h2>Inputs</h2><p class=note>Random inputs of seed {r.seed}: "
+        "name (rows x tokens, then the target's tokens).</p>"
         f"{kit.card(f'<ul>{inputs}</ul>')}<h2>Versions</h2>{kit.card(versions)}"
         f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"
     )
