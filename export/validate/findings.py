@@ -54,10 +54,13 @@ class Weights:
 class Point:
     """A tap of a runtime over all inputs. `worst`: the measurement that used up most of its budget.
 
-    `path`: "tapped" (a copy of the model with inner values as outputs), "plain" (the model as people use it), a name
-    with "cached", e.g. "cached, tapped" (pass by pass), "on its integers" (int8 with fixed scales, against a reference
-    computed from the runtime's own integers), or "among candidates" (graphs for the logits of given ids only).
-    `failures`: the inputs on which the tap was over budget.
+    `failures`: the inputs on which the tap was over budget. `path`:
+
+        tapped                   a copy of the model with inner values as outputs
+        plain                    the model as people use it
+        "cached", "cached, ..."  pass by pass with a cache
+        on its integers          int8 with fixed scales, against a reference computed from the runtime's own integers
+        among candidates         graphs for the logits of given ids only
     """
 
     runtime: str

@@ -1,8 +1,9 @@
 """Check the attributes and constants of a graph's operators against the architecture, exactly.
 
 Comparing tensors can't find a wrong constant. An epsilon three times too large, a scale off by a part in a million, or
-another large number for a mask's -1e9 changes results less than float32's rounding, unless an input's variance happens
-to be small. So every graph of a package is read, also graphs outside the full pass. These constants are allowed:
+another large number for a mask's -1e9 changes results less than float32's rounding. (A wrong epsilon shows if an
+input's variance happens to be small.) So every graph of a package is read, also graphs outside the full pass. These
+constants are allowed:
 
     Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
     Mul of the embedding and of the logits      sqrt(d_model), the config's scale

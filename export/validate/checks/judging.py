@@ -3,7 +3,7 @@
 The allowed error of a tensor depends on the error scales of all inputs. So samples and choices are collected first.
 
 The float32 reference's error is a single random draw of rounding errors. If a sensitive token decides a tensor (few
-tokens, sharp attention, a norm of small numbers), draws differ by a factor of ten, and a lucky draw makes a correct
+tokens, sharp attention, a norm of small numbers), draws differ by a factor of ten. A lucky draw then makes a correct
 runtime look wrong. The same sums in another order are float32 results just as good, so their errors are further draws;
 the rule then uses the mean of their squares. Draws take time, so only points slightly over their budget get this second
 look. A point far over its budget stays over it with any draw.
