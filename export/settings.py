@@ -80,7 +80,7 @@ class ExplainSettings:
     translation: str | None = None
     """Translation to look at; unset: the model's own."""
     source_language: str | None = None
-    """Language of the text, for a multilingual model: one of its codes, e.g. eng_Latn."""
+    """Language of the text, for a multilingual model: its code in the model, e.g. eng_Latn."""
     target_language: str | None = None
     """Language to translate into, for a multilingual model, e.g. deu_Latn."""
     task_prefix: str | None = None
@@ -141,7 +141,7 @@ class ServeSettings:
     max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
     """Most sentences waiting, at most three quarters of them from one client; further requests get 503."""
     max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = field(default=512, metadata=ADVANCED)
-    """Most sentences in one request; a longer one gets 413."""
+    """Most sentences in a request; longer requests get 413."""
     max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = field(default=4096, metadata=ADVANCED)
     """Most open connections; beyond it, those idle or sending for the longest time are closed."""
     threads: Count | None = None
@@ -160,7 +160,7 @@ class ServeSettings:
     cors: Sequence[str] = ()
     """Origin whose pages may read the answers, e.g. https://example.org, or * for all; repeat it for several."""
     api_key_file: Path | str | None = None
-    """File with API keys, one a line; a request must then send one of them, except to /health, /docs and the like."""
+    """File with API keys, one a line; a request must then send a key, except to /health, /docs and the like."""
     header_seconds: Seconds = field(default=10.0, metadata=ADVANCED)
     """Seconds a client has to send a request's head."""
     body_seconds: Seconds = field(default=30.0, metadata=ADVANCED)
@@ -231,7 +231,7 @@ class ValidateSettings(JudgeSettings):
     """Settings of `validate`: what is compared, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
-    """Runtimes to judge, separated by commas (--explain lists them); a missing one ends with exit status 3; unset:
+    """Runtimes to judge, separated by commas (--explain lists them); a missing runtime ends with exit status 3; unset:
     mlx,onnxruntime."""
     seed: int | None = None
     """Seed of the random inputs, to repeat a run; unset: a new seed."""
