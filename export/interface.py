@@ -1,8 +1,8 @@
 """Inputs, outputs and settings of every graph: names, types and axes, declared once. No ONNX and no arrays here.
 
-A `Port` is one input or output of one graph. Its `value` says what flows through it, and is the same word in all
-graphs. Its `name` is the graph's own, since Optimum, transformers.js and genai look for theirs. Graphs are built, run,
-checked and described from these tables, so a new input is one new line here.
+A `Port` is an input or output of a graph. Its `value` is our word for its content, the same in all graphs, e.g.
+"source_ids". Its `name` is the graph's own, e.g. "input_ids", as Optimum, transformers.js and genai expect it. Graphs
+are built, run, checked and described from these tables, so a new input is a new line here.
 
 Values:
 
@@ -13,7 +13,7 @@ Values:
     cache.N.key, cache.N.value       self-attention of decoder layer N: its earlier positions
     cache.N.state                    the same for a recurrent layer (SSRU)
     cross.N.key, cross.N.value       cross-attention of decoder layer N: the source
-    others                           belong to one target or to the search, under the names they have there
+    others                           belong to a single target or to the search, under the names they have there
 
 A `Request` says which graphs to declare: a model and the options of its package. `SETTINGS` are the inputs of the graph
 with the search inside, with their defaults.
@@ -68,7 +68,7 @@ TEXT_SETTINGS = {name: Setting("int64", 0, (name,), (0,)) for name in ("source_p
 
 
 CROSS_ATTENTION = "cross_attention"
-"""Name of the decoders' optional output `attention` (rows, T, S): one layer's cross-attention weights. Also its key in
+"""Name of the decoders' optional output `attention` (rows, T, S): a layer's cross-attention weights. Also its key in
 mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
 """Key in mlx_transformer.json: the encoder takes vectors in place of ids."""
@@ -77,7 +77,7 @@ DIMENSIONS = "dimensions"
 BY_TOKEN = "row_per_token"
 """Key in mlx_transformer.json: the encoder-only graph has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
-"""Name of an encoder's optional output `vector` (rows, W), one vector a text, and its key in mlx_transformer.json."""
+"""Name of an encoder's optional output `vector` (rows, W), a vector per text. Also its key in mlx_transformer.json."""
 TEXT_OUTPUTS: dict[Kind, str] = {"dense": SENTENCE_EMBEDDING, "sparse": "token_weights", "multi": "token_vectors"}
 """Names of these outputs by kind of vector: sparse (rows, L), multi (rows, L, W). Both are 0 on padding, `multi` on the
 first token too."""
@@ -141,7 +141,7 @@ Axis = str | int
 BATCH = "batch_size"
 SOURCE, TARGET, PAST = "encoder_sequence_length", "decoder_sequence_length", "past_decoder_sequence_length"
 SENTENCES = "sentences"
-"""Axis of source inputs that several rows share: the beams of one sentence."""
+"""Axis of source inputs shared by several rows, i.e. the beams of a sentence."""
 LENGTH = "source_length"
 """Axis of source positions in the graphs of target cpu and in the search."""
 
@@ -155,7 +155,7 @@ them."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and the parts of the classifier that belong to them."""
 SEARCH, TEXT_VECTORS = "search_model", "vector_model"
-"""The one-file models: a translator with its search, and an encoder that makes vectors of texts."""
+"""Graphs of single-file exports: a translator with its search, and an encoder from texts to vectors."""
 CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LISTED_CPU)
 """Decoders with cross-attention."""
 
@@ -165,11 +165,11 @@ SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "so
 VECTORS_OF: dict[Kind, str] = {"dense": "vector", "sparse": "token_weights", "multi": "token_vectors"}
 """The value for each kind of vector, in the order of the outputs."""
 PARTS, STATE = ("key", "value"), "state"
-"""The arrays of one layer's cache: key and value, or the state of an SSRU."""
+"""The arrays of a layer's cache: key and value, or the state of an SSRU."""
 
 
 class Port(NamedTuple):
-    """One input or output of a graph. axes: empty for a scalar."""
+    """An input or output of a graph. axes: empty for a scalar."""
 
     value: str
     name: str
@@ -186,7 +186,7 @@ class Port(NamedTuple):
 
 
 class Ports(NamedTuple):
-    """The inputs and outputs of one graph, in its order."""
+    """The inputs and outputs of a graph, in its order."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -375,8 +375,7 @@ def _rows_cpu(r: Request) -> tuple[Port, ...]:
 
 
 def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
-    """Declare one decoding step that updates the cache in place. Inputs that only this graph has are explained in
-    `targets/cpu/graphs.py`."""
+    """Declare a decoding step that updates the cache in place. `targets/cpu/graphs.py` explains its special inputs."""
 
     def named(name: str, dtype: str, *axes: Axis) -> Port:
         return Port(name, name, dtype, axes)

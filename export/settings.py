@@ -40,8 +40,8 @@ class ExportSettings:
     activations: ActivationsName | None = field(default=None, metadata=ADVANCED)
     """Type of the activations in products with int8-weights, int4 and packed weights; unset: int8."""
     int8_scales: ScalesName | None = field(default=None, metadata=ADVANCED)
-    """Scales of int8's activations: fixed ones computed from a text, or one for each token; unset: fixed if that loses
-    nothing."""
+    """Scales of int8's activations: fixed (computed from a text), or a scale for each token; unset: fixed if that
+    loses nothing."""
     calibrate: Path | str | None = field(default=None, metadata=ADVANCED)
     """Text to compute int8's fixed scales from, one sentence a line; unset: the model's int8_scales.json, or its run's
     validation text."""
@@ -80,7 +80,7 @@ class ExplainSettings:
     translation: str | None = None
     """Translation to look at; unset: the model's own."""
     source_language: str | None = None
-    """Language of the text, for a multilingual model: one of its codes, e.g. eng_Latn."""
+    """Language of the text, for a multilingual model: its code in the model, e.g. eng_Latn."""
     target_language: str | None = None
     """Language to translate into, for a multilingual model, e.g. deu_Latn."""
     task_prefix: str | None = None
@@ -94,7 +94,7 @@ class ExplainSettings:
     runtime: str | None = None
     """Runtime for MODEL, by its name in validate --runtimes; unset: MLX or ONNX Runtime."""
     precision: PrecisionName | None = None
-    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
+    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only precision."""
     top_k: Annotated[int, Bounds(at_least=1, at_most=50)] = 5
     """Number of likeliest tokens to show at each step."""
     threads: int | None = field(default=None, metadata=ADVANCED)
@@ -133,7 +133,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 listens on all of the machine's."""
     port: Annotated[int, Bounds(at_least=0, at_most=65535)] = 8000
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 takes any free port."""
     max_batch: Annotated[int, Bounds(at_least=1, at_most=4096)] = 32
     """Most sentences computed together."""
     max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = field(default=5.0, metadata=ADVANCED)
@@ -141,15 +141,15 @@ class ServeSettings:
     max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
     """Most sentences waiting, at most three quarters of them from one client; further requests get 503."""
     max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = field(default=512, metadata=ADVANCED)
-    """Most sentences in one request; a longer one gets 413."""
+    """Most sentences in a request; longer requests get 413."""
     max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = field(default=4096, metadata=ADVANCED)
-    """Most open connections; beyond it, the ones that have been idle or sending longest are closed."""
+    """Most open connections; beyond it, those idle or sending for the longest time are closed."""
     threads: Count | None = None
     """Threads of ONNX Runtime for one operator; unset: one for each core."""
     workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Batches computed at the same time; each uses --threads threads."""
     precision: PrecisionName | None = None
-    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
+    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only precision."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
     tokens; unset: as each model's settings say."""
@@ -160,15 +160,15 @@ class ServeSettings:
     cors: Sequence[str] = ()
     """Origin whose pages may read the answers, e.g. https://example.org, or * for all; repeat it for several."""
     api_key_file: Path | str | None = None
-    """File with API keys, one a line; a request must then send one of them, except to /health, /docs and the like."""
+    """File with API keys, one a line; a request must then send a key, except to /health, /docs and the like."""
     header_seconds: Seconds = field(default=10.0, metadata=ADVANCED)
-    """Seconds that a client has to send a request's head."""
+    """Seconds a client has to send a request's head."""
     body_seconds: Seconds = field(default=30.0, metadata=ADVANCED)
-    """Seconds that a client has to send a request's body."""
+    """Seconds a client has to send a request's body."""
     idle_seconds: Seconds = field(default=60.0, metadata=ADVANCED)
-    """Seconds that a connection may stay open between requests."""
+    """Seconds a connection may stay open between requests."""
     grace_seconds: Annotated[float, Bounds(at_least=0, at_most=3600)] = field(default=30.0, metadata=ADVANCED)
-    """Seconds that running requests have to finish when the server is stopped."""
+    """Seconds running requests have to finish when the server is stopped."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -183,7 +183,7 @@ class ServeSettings:
     def api_keys(self) -> list[str]:
         """Read the keys of `api_key_file`, without empty lines and lines that begin with #; [] without a file.
 
-        Raises `UserError` if the file holds no key, or one with other characters than printable ASCII.
+        Raises `UserError` if the file holds no key, or a key with other characters than printable ASCII.
         """
         if self.api_key_file is None:
             return []
@@ -220,8 +220,7 @@ class JudgeSettings:
     against: Literal["transformers", "marian"] | None = None
     """Also compare with the imported network itself, in float64: transformers runs it, marian reads its file again."""
     original: Path | str | None = field(default=None, metadata=ADVANCED)
-    """The file or folder that was imported, for --against; unset: the place that the checkpoint names, if it is
-    unchanged."""
+    """The imported file or folder, for --against; unset: the place in the checkpoint's record, if it is unchanged."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """Shortlist in Marian's format; searches are compared among its candidates too; none: among half of all tokens, as
     without a shortlist; unset: as the model's settings say."""
@@ -232,10 +231,10 @@ class ValidateSettings(JudgeSettings):
     """Settings of `validate`: what is compared, and where the report goes."""
 
     runtimes: str | Sequence[str] | None = None
-    """Runtimes to judge, separated by commas (--explain lists them); a missing one ends with exit status 3; unset:
+    """Runtimes to judge, separated by commas (--explain lists them); a missing runtime ends with exit status 3; unset:
     mlx,onnxruntime."""
     seed: int | None = None
-    """Seed of the random inputs; unset: a fresh one."""
+    """Seed of the random inputs, to repeat a run; unset: a new seed."""
     json: Path | str | None = None
     """JSON file to write the report to."""
     html: Path | str | None = None

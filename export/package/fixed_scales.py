@@ -79,7 +79,7 @@ LARGEST = "/largest"
 
 @dataclass
 class Site:
-    """The inputs seen at one product. positive: never negative; largest: max|x| per token."""
+    """The inputs seen at a product. positive: never negative; largest: max|x| per token."""
 
     positive: bool
     largest: list[NDArray[np.float32]] = field(default_factory=list)
@@ -143,8 +143,7 @@ def scales_of(
 
 
 def whole_matrices(checkpoint: Checkpoint) -> Int8Scales:
-    """Multipliers for the matrices whose rows can share one scale: a product with a single row then takes two thirds of
-    the time."""
+    """Multipliers for matrices whose rows can share a scale: a product with a single row then takes 2/3 of the time."""
     names = sorted(multiplied_names(checkpoint.config))
     return Int8Scales({name: ProductScales(weight=one_multiplier(checkpoint.tensor(name))) for name in names})
 

@@ -1,11 +1,11 @@
 """Which layers of an encoder may be int8: measure the effect of each on text vectors, and leave the worst in float32.
 
-    one layer in int8, the others in float32  -->  share of each text's ten nearest neighbours kept, and how far
+    a layer in int8, the others in float32    -->  share of each text's ten nearest neighbours kept, and how far
     all layers in int8                             a vector of length 1 moves
 
-    with `least_neighbours`: one matrix at a time in int8, on fewer texts --> how far it moves vectors
+    with `least_neighbours`: a matrix at a time in int8, on fewer texts   --> how far it moves vectors
                              return matrices to float32, first those that move vectors most for their size,
-                             until the whole text keeps enough neighbours, with a margin of one standard error
+                             until the whole text keeps enough neighbours, with a margin of a standard error
 
 A "layer" here is an attention, a feed-forward net or the token table. Its matrices differ: an attention's values may
 move vectors ten times as far as its queries. The errors of matrices add up nearly like independent noise, by their
@@ -45,7 +45,7 @@ from .quality import NEIGHBOURS, Text, nearest, shared_neighbours
 from .weights import fill
 
 MEASURED = 200
-"""Most texts for measuring layers one by one, spread evenly over the given text."""
+"""Most texts for measuring single layers, spread evenly over the given text."""
 EACH = 4
 """Matrices are measured on every fourth of those texts: few texts show how far vectors move, but neighbours need
 many."""
@@ -176,8 +176,8 @@ def fewest(
 ) -> tuple[list[str], Moved]:
     """Find the shortest prefix of `order` to leave in float32, by bisection; return it and its measurement.
 
-    Enough means: a share of at least `least` is kept, plus one standard error, so that other texts of the same kind
-    keep as many. Raises UserError if only all of them in float32 would be enough.
+    Enough means: a share of at least `least` is kept, plus a standard error, so that other texts of the same kind keep
+    as many. Raises UserError if only all of them in float32 would be enough.
     """
     too_few, enough, best, tried = -1, len(order), None, 0
     while enough - too_few > 1:
@@ -215,7 +215,7 @@ class Encoders:
             yield Moved(shared_neighbours(self.nearest, nearest(vectors)), float(distance))
 
     def _vectors(self, mixes: Sequence[Sequence[str]]) -> Iterator[NDArray[np.float64]]:
-        """Yield the vectors of all texts (N, W), of length 1, for each mix. All mixes read one data file."""
+        """Yield the vectors of all texts (N, W), of length 1, for each mix. All mixes read the same data file."""
         from export.runtime.sessions import open_session  # lazy: writing a package needs no ONNX Runtime
 
         plan, request = self.plan, Request(config=self.plan.config)

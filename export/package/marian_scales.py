@@ -1,4 +1,4 @@
-"""Scales for Marian's int8 files: one multiplier per matrix and one for its input, 127 steps on either side of zero.
+"""Scales for Marian's int8 files: a multiplier per matrix and another for its input, 127 steps on either side of zero.
 
 Our own int8 may have a scale per output, and may use the sign of a product's input (255 steps above zero). Marian's
 files hold neither, so their scales are calibrated separately, and judged on the file's own integers.

@@ -36,7 +36,7 @@ Value = tuple[str, str, str]  # name, element type, shape such as "batch_size x 
 
 
 def describe_graphs(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """Describe FOLDER/*.onnx and FOLDER/onnx/*.onnx, sorted by name, or one file.
+    """Describe FOLDER/*.onnx and FOLDER/onnx/*.onnx, sorted by name, or a single file.
 
     Returns {file name: {"nodes": count, "opset": version, "inputs": [...], "outputs": [...], "metadata": {...}}}, with
     inputs and outputs as (name, type, shape), e.g. ("input_ids", "int64", "batch_size x encoder_sequence_length").
@@ -72,7 +72,7 @@ LARGEST_TABLE = 1 << 28
 """Most bytes of the constant table of positions in a graph."""
 
 SHORTLIST_FILE = "shortlist.bin"
-"""Name of the shortlist file in a package, if the export was given one."""
+"""Name of the file with the export's shortlist, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Plan:
 
     checkpoint: Checkpoint
     tokenizer: str | None
-    """The text of the checkpoint's tokenizer.json, if it has one."""
+    """The text of the checkpoint's tokenizer.json; None without a tokenizer."""
     target: Target
     precisions: tuple[str, ...]
     activations: str
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def written(self) -> Target:
-        """The target whose graphs are written: the requested one, or its substitute for this model."""
+        """The target whose graphs are written: the requested target, or its substitute for this model."""
         return self.target.for_model(self.config)
 
     @property
@@ -219,7 +219,7 @@ def _float32_layers(settings: ExportSettings) -> list[str]:
 
 
 def check_scales(settings: ExportSettings, precisions: list[str], architecture: str) -> None:
-    """Raise UserError for int8 settings without effect, and for contradictory ones."""
+    """Raise UserError for int8 settings without effect, or if they contradict each other."""
     chosen = {"int8_scales": settings.int8_scales, "calibrate": settings.calibrate}
     chosen |= {"float32_layers": ", ".join(_float32_layers(settings)) or None}
     chosen |= {"least_neighbours": settings.least_neighbours}

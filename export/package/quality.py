@@ -59,7 +59,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Quality:
-    """The scores of one precision on a text. BLEU and exact match are percentages, None without references."""
+    """The scores of a precision on a text. BLEU and exact match are percentages, None without references."""
 
     precision: str
     text: str
@@ -180,7 +180,7 @@ def _instead(checkpoint: Checkpoint, readable: bool) -> str:
 def _corpus(file: Path) -> tuple[str, int, int] | None:
     """The corpus of a run's record as arguments of `built_in.build`; None if it isn't a built-in corpus.
 
-    The seed matters: with another one, phrases from the run's training would count as held out.
+    The seed matters: with another seed, phrases from the run's training would count as held out.
     """
     try:
         recipe = read_json(file)["recipe"]
@@ -250,7 +250,7 @@ class Expected:
         runs: OnnxTransformer,
         done: Callable[[float], None] = lambda share: None,
     ) -> Quality:
-        """Compare one precision. shows: its graphs with logits as output; runs: the package's graphs."""
+        """Compare a precision. shows: its graphs with logits as output; runs: the package's graphs."""
         scores: dict[str, Any] = {"neighbours": True} if self.embeds else {}
         equal = self._equal(shows)
         if self._translates:
@@ -325,8 +325,8 @@ def recorded(folder: Path) -> list[Quality]:
 def _best_tokens(model: OnnxTransformer, rows: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> list[Any]:
     """Best token ids of each row.
 
-    An encoder-decoder gives one after the start token and after each token of `outputs`; other models one at each real
-    position of the row.
+    An encoder-decoder has a best token after the start token and after each token of `outputs`. Other models have a
+    best token at each position of the row except padding.
     """
     config = model.config
     tokens: list[Any] = [None] * len(rows)

@@ -69,7 +69,7 @@ def with_findings(plan: Plan, values: Mapping[str, Any], record: Mapping[str, An
 
 
 def _int8_scales(opened: Checkpoint, folder: Path, calibration: object) -> Int8Scales:
-    """The checkpoint's own scales if the package records those, otherwise the package's calibrated ones."""
+    """The checkpoint's own scales if the package records these, otherwise the package's calibrated scales."""
     own, used = (read_int8_scales(place, opened.config) or BY_ROW for place in (opened.folder, folder))
     if own.is_fixed and calibration == dict(own.origin):
         return own.leaving(used.float32, opened.config)

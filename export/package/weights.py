@@ -1,4 +1,4 @@
-"""Move weights from a checkpoint into a data file beside the graphs, one tensor at a time, so memory holds only one.
+"""Move weights from a checkpoint into a data file beside the graphs, with a single tensor in memory at a time.
 
 An initializer is a parameter, an array computed from parameters (`precision/late_weights.py`), or a constant of the
 graph builder. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
@@ -85,8 +85,7 @@ def is_parameter(value: ir.Value) -> bool:
 
 
 class _Made:
-    """Makes the arrays of initializers. The arrays of one `LateWeight` are made together and kept until the next is
-    needed."""
+    """Makes the arrays of initializers. A `LateWeight`'s arrays are made together and kept until the next is needed."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
@@ -118,7 +117,7 @@ class _Made:
 
 
 def _grouped(users: Mapping[str, list[ir.Value]]) -> dict[str, list[ir.Value]]:
-    """Sort initializers so that all results of one `LateWeight` follow each other."""
+    """Sort initializers so that all results of a `LateWeight` follow each other."""
     first: dict[str, int] = {}
     for i, values in enumerate(users.values()):
         first.setdefault(_made_as(values[0])[0], i)

@@ -12,9 +12,9 @@
     OUT/manifest.json                                  digests of these files except the card
     OUT/onnx/*.onnx, *.onnx_data                       the graphs and their weights, with their own manifest.json
 
-All graphs of a precision share one data file, model.onnx_data, so no weight is stored twice. Browsers fetch one data
-file per graph, named after it; so target web has two, encoder_model.onnx_data and decoder_model_merged.onnx_data. Files
-of a lower precision have its suffix before the dot, e.g. model_int8.onnx.
+All graphs of a precision share a data file, model.onnx_data, so no weight is stored twice. Browsers fetch a data file
+per graph, named after it; so target web has two, encoder_model.onnx_data and decoder_model_merged.onnx_data. Files of a
+lower precision have its suffix before the dot, e.g. model_int8.onnx.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def export_onnx(
 
     `out` is new or empty, or with `force` an earlier export to replace; it appears only when it is complete. Tensors of
     more than `external_threshold` bytes go to data files beside the graphs. With `attention` the decoders also return
-    `cross_attention`, the mean over one layer's heads. With `inputs_embeds` the encoder reads vectors (B, S, D) under
+    `cross_attention`, the mean over a layer's heads. With `inputs_embeds` the encoder reads vectors (B, S, D) under
     that name.
 
     int8 has fixed scales or a scale per token: see `int8_scales` and `calibrate`, and `fixed_scales.py`.
@@ -162,7 +162,7 @@ def _about_int8(plan: Plan, layers: Layers | None) -> list[str]:
 
 
 def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: int) -> list[str]:
-    """Write all graphs of one precision; return the graph files with a data file of their own name."""
+    """Write all graphs of a precision; return the graph files with a data file of their own name."""
     external = []
     suffix = PRECISIONS[precision].suffix
     for owner, graphs in package_graphs(plan, precision).items():
@@ -177,7 +177,7 @@ def _write_graphs(plan: Plan, precision: str, folder: Path, external_threshold: 
 
 
 def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]:
-    """Build all graphs of one precision, without values for their weights: {data file: {name: graph}}, both names
+    """Build all graphs of a precision, without values for their weights: {data file: {name: graph}}, both names
     without the precision's suffix."""
     by_owner = {}
     for owner, names in graphs_of(plan, precision).items():

@@ -1,4 +1,4 @@
-"""Proof that two runtimes compute the same function: weights, every named point, logits, caches and tokens.
+"""Prove two runtimes equal: weights, every named point of the network, logits, caches and generated tokens.
 
 from . import compare
 report = compare("run/model", "run/onnx")
@@ -7,7 +7,7 @@ report.print()
 In a test suite:
 
 from . import assert_equal
-assert_equal("run/model", "run/onnx")  # AssertionError names the first failing point and the operation that made it
+assert_equal("run/model", "run/onnx")  # AssertionError names the first failing point and the operation behind it
 """
 
 from .command import runtime_names, validate_command

@@ -1,11 +1,11 @@
-"""Inputs of one validation run: random numbers, new in each run, and the same again with the same seed.
+"""The inputs of `validate`: random, new in each run, and repeatable with a seed.
 
-The grid has the shapes that break implementations: a single token, one row, batches without padding, ragged padding on
-the right, on the left and on both sides, rows of one token, the longest sequence that the model takes, and real text if
-the checkpoint has a tokenizer. Cached runs begin with one token, some, or nearly all of them, and continue with one
-token or several at once.
+The grid has the shapes that break implementations: a single token, a single row, batches without padding, ragged
+padding on the right, on the left and on both sides, rows of a single token, the model's longest sequence, and real text
+if the checkpoint has a tokenizer. Cached runs begin with a token, with some, or with nearly all of them, and continue
+with a token or several at a time.
 
-B batch, S source length, T target length (a model with one stack has one length, S).
+B batch, S source length, T target length (a model with a single stack has only S).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 Array = NDArray
 Bits = NDArray[np.bool_]
 
-# Logits of one case stay below this many numbers (32 MB in float64): the longest target is cut to fit.
+# Most logits of a case (32 MB in float64): the longest target is cut to fit.
 MOST_LOGITS = 1 << 22
-# Scores of one attention likewise (256 MB): 2048 positions of up to 8 heads.
+# Most scores of an attention (256 MB): 2048 positions of up to 8 heads.
 MOST_SCORES = 1 << 25
 
 SENTENCES = (
@@ -53,11 +53,12 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One input.
+    """An input of the network.
 
-    `ids` (B,S) int64; `mask` (B,S), True on tokens, or None; `target_ids` (B,T) with both stacks. `vectors` (B,S,D)
-    float32, if given, are read by the encoder in place of `ids`; `others` (B,S), by name (`core/inputs.py`), are read
-    with either. `prefill`: decoder tokens in the first pass of a cached run; `chunk`: tokens in each later pass.
+    `ids` (B,S) int64. `mask` (B,S): True on tokens, or None. `target_ids` (B,T): for models with both stacks.
+    `vectors` (B,S,D) float32: the encoder reads them in place of `ids`. `others`: further inputs (B,S) by name
+    (`core/inputs.py`), e.g. token types. `prefill`: decoder tokens in the first pass of a cached run; `chunk`: tokens
+    in each later pass.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Case:
 
     @property
     def size(self) -> str:
-        """Rows x tokens, and the target's tokens if there is one: 4 x 12 -> 9."""
+        """Rows x tokens -> the target's tokens, e.g. "4 x 12 -> 9"; without a target "4 x 12"."""
         rows, length = self.ids.shape
         return f"{rows} x {length}" + (f" -> {self.target_ids.shape[1]}" if self.target_ids is not None else "")
 
@@ -98,31 +99,31 @@ class Case:
 
     @property
     def source_mask(self) -> Array:
-        """(B,S) int64, 1 on tokens, as graphs take it."""
+        """The mask (B,S) as graphs take it: int64, 1 on tokens."""
         return self.source_real.astype(np.int64)
 
     @property
     def prompt_mask(self) -> Bits | None:
-        """The mask of left-padded prompts. Padding on the right needs none, as attention is causal."""
+        """The mask of left-padded prompts. Padding on the right needs no mask, as attention is causal."""
         return self.mask if self.mask is not None and self.mask[:, -1].all() else None
 
     def valid(self, tap: str) -> Bits:
-        """Return which positions of a tap count (B,L). Targets are causal and have no padding: all of theirs count."""
+        """Return which positions of a tap count (B,L). Targets have no padding, so all of their positions count."""
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
     def counted(self, tap: str, value: Array) -> Bits:
-        """Return which positions of a tap's value count (B,L); every row (B,) if it is one vector a row."""
+        """Return which positions of a tap's value count (B,L); all rows (B,) if the value is a vector for each row."""
         return self.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
     def rows(self) -> list[Any]:
-        """Return each source row without its padding: a list of ids, or an array of vectors."""
+        """Return the source rows without padding: lists of ids, or arrays of vectors (length,D)."""
         rows = [row[real] for row, real in zip(self.source, self.source_real, strict=True)]
         return [row.tolist() for row in rows] if self.vectors is None else rows
 
 
 def started(model: Any, case: Case) -> tuple[Array, Any]:
-    """Return the ids that an MLX `Transformer` decodes in `case.passes()`, and its cache before the first pass."""
+    """Return the ids to decode in `case.passes()`, and an MLX `Transformer`'s cache before the first pass."""
     if case.target_ids is not None:
         return case.target_ids, model.start(model.encode(source_mask=case.mask, **case.inputs), case.mask)
     mask = case.prompt_mask
@@ -130,7 +131,7 @@ def started(model: Any, case: Case) -> tuple[Array, Any]:
 
 
 def full_pass(model: Any, case: Case, tap: Any = None) -> Any:
-    """Compute the logits of an MLX `Transformer` in one pass."""
+    """Compute an MLX `Transformer`'s logits in a single pass."""
     if not model.config.has_encoder:
         return model(case.ids, case.mask, tap=tap)
     targets = {} if case.target_ids is None else {"target_ids": case.target_ids}
@@ -149,30 +150,30 @@ def reference_started(reference: Reference, case: Case) -> Cache:
 
 
 def reference_step(reference: Reference, case: Case, part: slice, cache: Cache, tap: Tap | None) -> tuple[Array, Cache]:
-    """Compute the reference's logits of one of `case.passes()`, and the cache after it."""
+    """Compute the reference's logits for a pass of `case.passes()`; returns (logits, cache after the pass)."""
     ids, mask = (case.ids, case.prompt_mask) if case.target_ids is None else (case.target_ids, None)
     return reference.step(ids[:, part], cache, None if mask is None else mask[:, part], tap)
 
 
 def reference_logits(reference: Reference, case: Case, tap: Tap | None = None) -> Array:
-    """Compute the reference's logits in one pass over all positions."""
+    """Compute the reference's logits in a single pass over all positions."""
     return reference(case.source, case.target_ids, case.mask, tap, **case.others)  # type: ignore[arg-type]
 
 
 def search_inputs(sources: Sequence[Any]) -> dict[str, Any]:
-    """Return a search's argument for `Case.rows`."""
+    """Return `Case.rows` as a search's keyword argument, named for ids or vectors."""
     return {(VECTORS if isinstance(sources[0], np.ndarray) else SOURCE_IDS).argument: list(sources)}
 
 
 def reference_taps(reference: Reference, case: Case) -> dict[str, Array]:
-    """Return every tap of one input, in the order of the data."""
+    """Return every tap of an input by name, from embedding to logits."""
     taps: dict[str, Array] = {}
     reference_logits(reference, case, taps.__setitem__)
     return taps
 
 
 def weights_name(layer: int) -> str:
-    """Name the point of a decoder layer's cross-attention weights."""
+    """The point of a decoder layer's cross-attention weights."""
     return f"decoder.layers.{layer}.cross_attention.weights"
 
 
@@ -181,16 +182,16 @@ class Extras:
     """Optional outputs of graphs, in addition to their taps."""
 
     layer: int | None = None
-    """The decoder layer whose cross-attention they return. A reference must show its inner points for it."""
+    """The decoder layer of the output `cross_attention`. The reference needs `inner_points` to compute it."""
     embedding: TextEmbedding | None = None
-    """How they make a text's vector, and its other outputs for a text."""
+    """How to make a text's vector, and a text's other outputs (`TEXT_OUTPUTS`)."""
 
 
 TAPS_ALONE = Extras()
 
 
 def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[str, Array]:
-    """Return every tap of one input; then the outputs `cross_attention` and `TEXT_OUTPUTS`, if graphs have them."""
+    """Return every tap of an input, then the outputs `cross_attention` and `TEXT_OUTPUTS` if graphs have them."""
     taps: dict[str, Array] = {}
     names = {*tap_names(reference.config)}
     if extras.layer is not None:
@@ -214,10 +215,10 @@ def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[
 def grid(
     config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
 ) -> list[Case]:
-    """Draw the cases of one seed.
+    """Draw the cases of a seed. Raises UserError for a negative seed.
 
-    `texts`: tokenised real sentences. `longest`: length of the longest case, by default `max_positions`, or less if its
-    logits or scores don't fit into memory.
+    `texts`: tokenised real sentences. `longest`: length of the longest case, by default `max_positions`; less if its
+    logits or scores are too many (`MOST_LOGITS`, `MOST_SCORES`).
     """
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
@@ -232,7 +233,7 @@ def grid(
         _case(config, rng, "padding right", 4, middle, middle, "right"),
         _case(config, rng, "padding left", 4, middle, short, "left"),
     ]
-    if config.architecture != "decoder":  # a causal row that starts late and ends early is no prompt
+    if config.architecture != "decoder":  # prompts are padded on one side only
         cases.append(_case(config, rng, "padding both sides", 5, middle, short, "both"))
     if texts:
         cases.append(_text_case(config, rng, [row[:limit] for row in texts if row]))
@@ -243,7 +244,7 @@ def grid(
 
 
 def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:
-    """Replace ids by random vectors of the size of scaled embeddings, on padding too."""
+    """Give each case random vectors of the size of scaled embeddings in place of its ids, also on padding."""
     rng = np.random.default_rng([seed, 1])
     drawn = [rng.standard_normal((*case.ids.shape, config.d_model), dtype=np.float32) for case in cases]
     return [replace(case, vectors=vectors) for case, vectors in zip(cases, drawn, strict=True)]
@@ -258,8 +259,10 @@ def tokenised(path: Path | None, config: TransformerConfig) -> list[list[int]]:
 
 
 def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Generator) -> Bits:
-    """Make a mask (B,width), True on tokens: row b has lengths[b] of them, and padding on the given side; `both`: at
-    random on either side."""
+    """Make a mask (B,width), True on tokens: row b has lengths[b] tokens.
+
+    side: of the padding, "left", "right" or "both" (split at random).
+    """
     room = width - lengths
     before = {"right": np.zeros_like(room), "left": room}.get(side)
     if before is None:
@@ -269,7 +272,7 @@ def padding(lengths: NDArray[np.int64], width: int, side: str, rng: np.random.Ge
 
 
 def words(config: TransformerConfig, rng: np.random.Generator, shape: tuple[int, ...], source: bool) -> Array:
-    """Draw ids of the vocabulary, without the three special ids if there are others."""
+    """Draw ids of the vocabulary, without pad, bos and eos if there are others."""
     size = config.source_vocab_size if source else config.vocab_size
     ordinary = np.setdiff1d(np.arange(size), [config.pad_id, config.bos_id, config.eos_id])
     return rng.choice(ordinary if ordinary.size else np.arange(size), shape).astype(np.int64)
@@ -285,8 +288,8 @@ def _case(
     side: str = "",
 ) -> Case:
     mask, prefill = None, _prefill(rng, source if config.architecture == "decoder" else target)
-    if side:  # one row of one token, one full row, the others between
-        # Prompts of a decoder end together: past the prefill nothing is padding.
+    if side:  # a row of a single token, a full row, the others between
+        # A decoder's prompts end together, so there is no padding after the prefill.
         width = prefill if config.architecture == "decoder" and side == "left" else source
         lengths = rng.integers(1, width + 1, batch)
         lengths[:2] = 1, width
@@ -323,5 +326,5 @@ def _others(config: TransformerConfig, rng: np.random.Generator, shape: tuple[in
 
 
 def _prefill(rng: np.random.Generator, length: int) -> int:
-    """Draw how many tokens the first cached pass has. At most 12 single steps follow, as the longest case is slow."""
+    """Draw the length of the first cached pass. At most 12 single steps follow, as the longest case is slow."""
     return int(rng.integers(max(1, length - 12), length + 1))

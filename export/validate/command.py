@@ -1,4 +1,4 @@
-"""The command `validate`, for the command lines of both packages."""
+"""The command `validate` of both packages' command lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .report.data import note_in_cards
 
 
 def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
-    """Split names at commas, as on a command line; a list stays a list, None (the default runtimes) stays None."""
+    """Split runtime names at commas, e.g. "mlx,onnxruntime". Lists are copied; None means the default runtimes."""
     if chosen is None or not isinstance(chosen, str):
         return None if chosen is None else list(chosen)
     names = [name.strip() for name in chosen.split(",")]
@@ -38,11 +38,13 @@ def validate_command(
     console: rich_console.Console | None = None,
     **settings: Any,
 ) -> int:
-    """Compare, write the report as JSON and HTML if asked, print it, and return the exit status (see `report`).
+    """Compare, print the report and return the exit status (see `report`).
 
-    settings: fields of `export.settings.ValidateSettings`, e.g. runtimes=["mlx"], json="report.json". Files are first
-    verified by their manifest's digests, by default: damage is no mismatch. The verdict goes into the model cards of
-    both folders. Errors are one line on standard error.
+    Writes the report as JSON and HTML if asked, and the verdict into the model cards of both folders. By default files
+    are first verified by their manifest's digests, so a damaged file is an error (status 2) and no mismatch. Errors are
+    printed in a single line on standard error.
+
+    settings: fields of `export.settings.ValidateSettings`, e.g. runtimes=["mlx"], json="report.json".
     """
     try:
         chosen = ValidateSettings(**settings)
@@ -60,9 +62,9 @@ def validate_command(
             report.write_html(second)
         try:
             note_in_cards(report)
-        except UserError as error:  # a folder that may only be read is as equal as another
+        except UserError as error:  # e.g. a read-only folder: it can still be equal
             Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="yellow", markup=False)
-        report.print(console)  # last: the reader may be gone, as with `| head`
+        report.print(console)  # last: the reader may have closed the pipe, e.g. `| head`
     except UserError as error:
         Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
         return error.status

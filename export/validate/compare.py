@@ -1,14 +1,15 @@
-"""The comparison: a checkpoint's weights and the float64 reference on one side, each runtime on the other.
+"""Compare each runtime with a checkpoint's weights and with the float64 reference of its network.
 
-    files      around the graphs: each is made from the checkpoint again
+    files      the files around the graphs, e.g. the tokenizer, are made again from the checkpoint
     weights    bit for bit, wherever a runtime or a file holds them; every byte of a data file belongs to a tensor
-    taps       by the rule, gathers bit for bit, on every input, in a copy of the model with inner values as outputs
-    plain      logits of the model as it is used, without taps
+    taps       the named points, in a copy of the model with inner values as outputs, on every input: judged by the
+               rule, gathers bit for bit
+    plain      logits of the model as people use it, without taps
     cached     logits pass by pass with a cache, with taps and without
-    tokens     the likeliest token at every position; greedy and beam search and sampling, free-running
+    tokens     the likeliest token at every position; greedy search, beam search and sampling
 
-Weights are read from the checkpoint when a layer or a check needs them, so that a proof costs the runtimes' own memory
-and little more.
+Weights are read from the checkpoint when a layer or a check needs them. So a comparison takes little more memory than
+the runtimes.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ if TYPE_CHECKING:
 Array = NDArray
 
 BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
-"""Outputs that the logits don't depend on: no operation on the path to the logits is to blame for them."""
-TEACHER_FORCED = 0.7  # about the share of the time that goes before tokens are generated
+"""Outputs beside the logits. If they are wrong, no operation on the path to the logits is to blame."""
+TEACHER_FORCED = 0.7  # rough share of the time spent before the searches
 
 
 def compare(
@@ -94,15 +95,20 @@ def compare(
     watch: Progress = no_progress,
     **changes: Unpack[JudgeArguments],
 ) -> Report:
-    """Judge every runtime on a checkpoint folder, or a published one, and the ONNX folder made from it.
+    """Compare every runtime with a checkpoint folder or a published folder; onnx: the ONNX folder made from it.
 
-    runtimes: names as in `engines.ENGINES`. By default MLX (on a GPU too, if there is one) and ONNX Runtime; the report
-    lists one that isn't installed. A named runtime that isn't there raises `Unavailable`. seed: repeats a run. longest:
-    bounds the longest input. searches: False generates nothing and saves half of the time. settings, changes: fields of
-    `export.settings.JudgeSettings`. watch: is told the share done and the current step.
+    runtimes: names in `engines.ENGINES` with options, e.g. ["mlx:gpu", "onnxruntime"]. By default MLX (also on a GPU if
+        the machine has one) and ONNX Runtime; the report lists those not installed.
+    seed: draws the inputs; the same seed repeats a run.
+    longest: the most tokens of an input.
+    searches: False skips the searches and saves half of the time.
+    watch: called with the share done and the current step.
+    settings, changes: fields of `export.settings.JudgeSettings`.
 
-    Another exporter's ONNX file or folder is judged by its logits; `names` maps its inputs and outputs (see
-    `engines/opaque_engines.py`). `UserError` for folders that are no such models.
+    For another exporter's ONNX file or folder only the logits are judged; `names` maps its inputs and outputs (see
+    `engines/opaque_engines.py`).
+
+    Raises Unavailable if a named runtime isn't available here, and UserError if a folder isn't such a model.
     """
     settings = replace(settings, **changes)
     threads, names = settings.threads, parse_names(settings.names)
@@ -144,19 +150,19 @@ def compare(
 
 
 def _file_of(onnx: Path) -> Path:
-    """Return the file inside a folder of Triton's; any other path as it is."""
+    """Return the ONNX file in a Triton folder; any other path is returned as it is."""
     file = onnx / "1" / "model.onnx"
     return file if (onnx / "config.pbtxt").is_file() and file.is_file() else onnx
 
 
 def _package_files(opened: Checkpoint, onnx: Path) -> PackageFiles | None:
-    from .checks.package_files import package_files  # imports the planning of exports, which MLX needs no part of
+    from .checks.package_files import package_files  # lazy: comparing MLX without ONNX doesn't need the export code
 
     return package_files(opened, onnx)
 
 
 def _of_files_alone(opened: Checkpoint, onnx: str, seed: int, files: PackageFiles) -> Report:
-    """Report on a package with a wrong record: runtimes would run its graphs as another model."""
+    """Report only the files of a package with a wrong mlx_transformer.json: runtimes would run its graphs wrongly."""
     nothing: dict[str, Any] = dict.fromkeys(("runtimes", "absent", "inputs", "weights", "points", "tokens"), ())
     return Report(str(opened.folder), onnx, seed, **nothing, seconds=0.0, versions=versions(), files=files)
 
@@ -168,10 +174,10 @@ def assert_equal(
     seed: int | None = None,
     threads: int | None = None,
 ) -> Report:
-    """Like `compare`, for a test suite.
+    """Like `compare`, for test suites.
 
-    Raises AssertionError unless everything is equal. Its message has the first failure, the operation to blame, and the
-    seed that repeats the run.
+    Raises AssertionError if anything differs. Its message names the first failure, the operation to blame and the seed
+    to repeat the run with.
     """
     report = compare(checkpoint, onnx, runtimes, seed, threads=threads)
     if not report.equal:
@@ -183,14 +189,14 @@ def assert_equal(
 
 
 def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """Return MLX, on a GPU too if there is one, and ONNX Runtime in every precision of the folder."""
+    """Return MLX (also on a GPU if the machine has one) and ONNX Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
     return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
 def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
-    """Open the original network first, before anything takes its time."""
+    """Open the original network for `--against`. This comes first, so that errors don't come after minutes of work."""
     if settings.against is None:
         if settings.original is not None:
             raise UserError("--original has an effect with --against alone: add --against transformers or marian")
@@ -204,14 +210,16 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
 def _with_origin(
     report: Report, origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> Report:
-    """Add the comparison with the original network to a report. Engines that multiply float32 with weights in blocks
-    compute another network: they are judged by the checkpoint only."""
+    """Add the comparison with the original network to a report.
+
+    Engines with float32 activations and quantised weights compute another network, so only the checkpoint judges them.
+    """
     from .origin.check import compare_with_origin
 
     begin, stored = time.perf_counter(), checkpoint.unread()
     members = [engine for engine in engines if reference_weights(engine, stored) is stored]
     result = compare_with_origin(origin, checkpoint, members, cases)
-    others = [f"{engine.name}: compared with the checkpoint alone" for engine in engines if engine not in members]
+    others = [f"{engine.name}: compared only with the checkpoint" for engine in engines if engine not in members]
     return replace(
         report,
         runtimes=(*report.runtimes, _runtime(result.checkpoint)),
@@ -250,7 +258,7 @@ def compare_engines(
     *,
     searches: bool = True,
 ) -> Report:
-    """Like `compare`, for engines and inputs that exist already. listed: see `free_running`."""
+    """Like `compare`, for opened engines and given inputs. listed: see `free_running`."""
     begin, words = time.perf_counter(), token_text(checkpoint)
     stored, settings = checkpoint.unread(), read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
@@ -307,8 +315,11 @@ def _against(
     generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
     extras: Extras,
 ) -> tuple[list[Point], list[Tokens]]:
-    """Compare runtimes of one network with its reference. generation: the model's own settings for generation, and
-    its candidates; None: nothing is generated. extras: see `reference_outputs`."""
+    """Compare the engines of a network with its reference; returns (points, tokens).
+
+    generation: the model's own settings for searches, and its shortlist's candidates; None skips the searches.
+    extras: see `reference_outputs`.
+    """
     inner = extras.layer is not None
     truth64, truth32 = (Reference(c, weights, kind, inner_points=inner) for kind in (np.float64, np.float32))
     samples: list[Sample] = []
@@ -346,7 +357,7 @@ def _culprits(
     inputs = {case.name: case for case in cases}
     for engine in engines:
         point = report.first_over_budget(engine.name)
-        failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # of that there's no operation
+        failed = point is not None and point.worst.deviation.detail.startswith(FAILED)  # no operation to blame
         if (
             point is not None
             and not failed
@@ -359,7 +370,7 @@ def _culprits(
 
 
 def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
-    """Return the optional outputs of these engines' graphs. `UserError` if the checkpoint doesn't define one."""
+    """Find the optional outputs of these engines' graphs. Raises UserError if the checkpoint doesn't define them."""
     layers = (engine.capabilities.attention_layer for engine in engines)
     embedding = None
     if kinds := {kind for engine in engines for kind in engine.capabilities.gives_vectors}:
@@ -378,8 +389,7 @@ def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
 
 
 def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) -> dict[str, Truth]:
-    """Compute every tap of one input with both references, in the order of the data. extras: see
-    `reference_outputs`."""
+    """Compute every tap of an input with both references, from embedding to logits. extras: see `reference_outputs`."""
     single = reference_outputs(truth32, case, extras)
     return {
         name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
@@ -388,7 +398,7 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) 
 
 
 def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield (path, tap, tensor, why there is none) for everything that one runtime computes from one input."""
+    """Yield (path, tap, tensor or None, reason for None) for every output of a runtime for an input."""
     can = engine.capabilities
     if can.shows == "tokens":
         return
@@ -401,7 +411,7 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
             continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
-    # Before the logits: a failure is reported by its first point.
+    # Before the logits: the report names the first failing point.
     cached_taps, why = attempt(lambda: engine.cached_taps(case))
     for path, values in {"cached": {}}.items() if cached_taps is None else cached_taps.items():
         for name in taps:
@@ -413,7 +423,7 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
 
 
 def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield the same for optional outputs."""
+    """Like `_outputs`, for optional outputs."""
     yield from _attention(engine, case, extras.layer)
     if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
         values, why = attempt(lambda: engine.vectors(case))
@@ -422,8 +432,11 @@ def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tu
 
 
 def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield the same for `cross_attention`: every way of running graphs that return it; for other runtimes, the mean
-    of their weights inside."""
+    """Like `_outputs`, for `cross_attention`.
+
+    Graphs with this output are run in every way, e.g. cached. For other runtimes the weights inside the layer are
+    averaged over the heads.
+    """
     if layer is None or engine.capabilities.shows != "everything":
         return
     if engine.capabilities.attention_layer is not None:

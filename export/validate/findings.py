@@ -1,4 +1,4 @@
-"""The findings of one check of one runtime: plain data, from which a report is made."""
+"""Results of the checks, as plain data for the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAPPED, PLAIN, ON_INTEGERS, AMONG = "tapped", "plain", "on its integers", "among
 
 @dataclass(frozen=True)
 class Runtime:
-    """One engine that took part, its budget and where it ran."""
+    """An engine in the comparison: its budget, and where it ran."""
 
     name: str
     precision: str
@@ -19,27 +19,27 @@ class Runtime:
     budget: Budget
     details: dict[str, str]
     arithmetic: str = ""
-    """The matrices that it multiplies, in a few words."""
+    """How its matrices are multiplied, in a few words, e.g. which are integers."""
     retrieval: str = ""
-    """The export's finding about the neighbours of its vectors, in words; empty if it didn't look."""
+    """How the precision changes a text's nearest neighbours, as measured by the export; empty if not measured."""
     logits_only: bool = False
-    """Another exporter's ONNX file: nothing inside has a known name."""
+    """Another exporter's ONNX file: no value inside has a known name."""
     missing_taps: tuple[str, ...] = ()
-    """Taps that aren't values of its graphs."""
+    """Taps without a value in its graphs."""
     search_only: bool = False
-    """One file with the search inside: it returns tokens and scores."""
+    """A single file with the search inside: it returns tokens and scores."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One place with parameters (a model in memory, a file) against the checkpoint, bit for bit."""
+    """The parameters in a model in memory, or in a file, compared with the checkpoint bit for bit."""
 
     runtime: str
     where: str
     count: int
     problems: tuple[str, ...]
     digest: str = ""
-    """SHA-256 of the names, types, shapes and values of all its parameters."""
+    """SHA-256 of all parameters' names, types, shapes and values."""
 
     @property
     def passed(self) -> bool:
@@ -52,11 +52,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Point:
-    """One tap of one runtime over all inputs. `worst`: the measurement that used up most of its budget.
+    """A tap of a runtime over all inputs. `worst`: the measurement that used up most of its budget.
 
-    `path`: "tapped" (a copy of the model that shows its inside), "plain" (the model as it is used), a name with
-    "cached" (plain, step by step), or "on its integers" (against the reference with the integers that it shows).
-    `failures`: the inputs on which it was over budget.
+    `failures`: the inputs on which the tap was over budget. `path`:
+
+        tapped                   a copy of the model with inner values as outputs
+        plain                    the model as people use it
+        "cached", "cached, ..."  pass by pass with a cache
+        on its integers          int8 with fixed scales, against a reference computed from the runtime's own integers
+        among candidates         graphs for the logits of given ids only
     """
 
     runtime: str
@@ -73,14 +77,14 @@ class Point:
 
 
 def worse(a: Point, b: Point) -> Point:
-    """Join two points: all inputs, all failures, and the measurement that used up more of its budget."""
+    """Merge two points: both points' inputs and failures, and the worse measurement."""
     worst = max(a, b, key=lambda point: (not point.worst.passed, point.worst.share))
     return replace(worst, inputs=a.inputs + b.inputs, failures=a.failures + b.failures)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """One sentence whose tokens aren't the reference's: both outputs, as text if there is a tokenizer."""
+    """A sentence with other tokens than the reference's: both outputs, as text if there is a tokenizer."""
 
     sentence: int
     got: tuple[str, ...]
@@ -91,9 +95,9 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Freely generated tokens of one runtime and one search, each judged by the float64 reference.
+    """The tokens of a runtime's search, judged by the float64 reference.
 
-    `ties`: sentences that differ where the reference sees a tie within the budget. `problems`: real differences.
+    `ties`: sentences with another token where the reference sees a tie within the budget. `problems`: real differences.
     """
 
     runtime: str
@@ -117,14 +121,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class PackageFiles:
-    """The files around a package's graphs: how many were compared, what is wrong with them, and files that nobody
-    reads and that belong to no package."""
+    """The files around a package's graphs: how many were compared, their problems, and harmless extra files."""
 
     compared: int
     problems: tuple[str, ...]
     unread: tuple[str, ...] = ()
     misleading: bool = False
-    """The record describes other graphs of this checkpoint, so that these can't be run as it says."""
+    """mlx_transformer.json describes other graphs, so runtimes would run these wrongly."""
 
     @property
     def passed(self) -> bool:

@@ -1,4 +1,4 @@
-"""A model opened to look inside, with the engine that runs it: for alignments, and for pages about a sentence."""
+"""Open a model to look inside: for word alignments, and for `explain`'s pages about a sentence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNTIMES = ("mlx", "onnxruntime", "reference")
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that can be looked into."""
+    """An opened model: its engine shows inner values, e.g. attention weights."""
 
     folder: Path
     runtime: str
@@ -43,8 +43,10 @@ class Opened:
 
     @cached_property
     def reference(self) -> Reference:
-        """A network that computes with the model's own parameters in float32; those of layers are zeros, but for
-        positions."""
+        """A float32 reference for what lies around the layers, e.g. embedding and classifier.
+
+        It has the model's own parameters, but zeros for those inside layers (except `.positions.`).
+        """
         shapes, zero = parameter_shapes(self.config), np.float32(0)
         read = {
             name: np.asarray(array, np.float32)
@@ -56,17 +58,17 @@ class Opened:
 
     @cached_property
     def embedding(self) -> TextEmbedding | None:
-        """How a text's vector is made, where the folder says so."""
+        """How to make a text's vector; None if the folder doesn't say."""
         return read_embedding(self.folder, self.config.d_model)
 
     @cached_property
     def settings(self) -> Settings:
-        """How the model is searched, as its folder says, and its languages."""
+        """The folder's default search settings, and the model's languages."""
         return read_settings(self.folder, self.config)
 
     @property
     def label(self) -> str:
-        """The runtime in words, and the precision if it isn't float32."""
+        """The runtime in words, with a precision other than float32, e.g. "ONNX Runtime, CPU, int8"."""
         engine, details = self.engine, self.engine.details()
         names = {"mlx": "MLX", "onnxruntime": "ONNX Runtime", "reference": "NumPy reference"}
         runtime = self.runtime.partition(":")[0]
@@ -83,11 +85,15 @@ def open_model(
     verify: bool = True,
     precision: str | None = None,
 ) -> Opened:
-    """Open a checkpoint, run by MLX (without it by the NumPy reference), or an ONNX folder, run by ONNX Runtime.
+    """Open a checkpoint with MLX, or an ONNX folder with ONNX Runtime.
 
-    runtime: another one, by its name in `validate --runtimes`. precision: one of an ONNX folder's, in place of a
-    runtime. verify: compare files with their manifest's digests. `UserError` for what is neither, has no tokenizer, or
-    doesn't go with the runtime.
+    Without MLX the NumPy reference runs a checkpoint.
+
+    runtime: another runtime, by its name in `validate --runtimes`, e.g. "mlx:gpu".
+    precision: a precision of the ONNX folder, in place of a runtime.
+    verify: compare files with their manifest's digests.
+
+    Raises UserError if the folder is neither, has no tokenizer, or doesn't go with the runtime.
     """
     if precision is not None:
         runtime = f"onnxruntime:cpu:all:{precision}"
@@ -119,10 +125,10 @@ def open_model(
 
 
 def cross_weights(model: Opened) -> CrossWeights:
-    """Return a function that gives the cross-attention weights of pairs of texts, in the layer that `alignment_layer`
-    chooses; for models whose own search returns none.
+    """Return a function to compute the cross-attention weights of pairs of texts, averaged over heads.
 
-    Raises `UserError` for a model that isn't an encoder-decoder.
+    For models whose search doesn't return the weights. The layer is `alignment_layer(config)`. Raises UserError if the
+    model isn't an encoder-decoder.
     """
     if model.config.architecture != "encoder-decoder":
         kind = KINDS[model.config.architecture]

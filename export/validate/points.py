@@ -1,6 +1,6 @@
-"""The named points of the network, the same on all sides, and the operation that makes each one.
+"""The named points of the network, with the same names in every runtime, and the operation behind each.
 
-Taps, in the order of the data:
+Taps, from input to output:
 
     encoder.embedding  encoder.layers.0.self_attention  encoder.layers.0.feed_forward  encoder.layers.0  encoder.norm
     decoder.embedding  decoder.layers.0.self_attention  decoder.layers.0.cross_attention  ...  decoder.norm  logits
@@ -9,13 +9,13 @@ Points inside the sub-layers:
 
     attention       query_proj key_proj value_proj [query_norm key_norm] queries keys values scores weights context,
                     then the tap itself
-    SSRU            input_proj forget_proj states state (the last state, which is kept), then the tap itself
+    SSRU            input_proj forget_proj states state (the last state, kept for the next step), then the tap itself
     feed-forward    up_proj gate_proj inner, then the tap itself
     around each     X.residual (the sum), X_norm (the norm of sub-layer X)
     embedding       rows scaled, then the tap itself, and the tap of its norm if there is one
 
-Names of points that belong to keys or values begin with "key" or "value": in cross-attention they have the source's
-positions.
+Points of keys and values have names that begin with "key" or "value". In cross-attention their positions are the
+source's.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .reference import Reference
 
 
 def tap_names(config: TransformerConfig) -> list[str]:
-    """Name the taps of a full pass."""
+    """Names of the taps of a full pass."""
     return list(_points(config, inner_points=False))
 
 
 def inner_names(config: TransformerConfig) -> list[str]:
-    """Name all points, those inside the sub-layers included; the source's keys and values come first."""
+    """Names of all points, also inside the sub-layers; the source's keys and values come first."""
     return list(_points(config, inner_points=True))
 
 
 @cache
 def _points(config: TransformerConfig, inner_points: bool) -> tuple[str, ...]:
-    """Collect the names that the reference passes to its tap, with an empty batch and weights that take no memory."""
+    """Collect the names of the reference's taps, with an empty batch and broadcast weights (no memory)."""
     weights = {name: np.broadcast_to(0.0, shape) for name, shape in parameter_shapes(config).items()}
     ids = np.zeros((0, 1), np.int64)
     names: list[str] = []
@@ -89,11 +89,11 @@ OPERATIONS = {
 
 
 HEADS = ("queries", "keys", "values")
-"""The inputs of the attention itself, which is no module."""
+"""Inputs of the attention itself (scores, softmax, weighted sum), which isn't a module with parameters."""
 
 
 def operation(point: str, config: TransformerConfig) -> str:
-    """Say in words which operation computes this point."""
+    """Name the operation behind a point in words, e.g. "query projection"."""
     last = point.rpartition(".")[2]
     if last == "scores" and (scale := config.at(point).attention_scale) is not None:
         return f"scores: Q K^T times {scale:g}"
@@ -108,16 +108,16 @@ def operation(point: str, config: TransformerConfig) -> str:
         added += ["positions"] * (config.positions in (*SINUSOIDS, "learned"))
         return " and ".join(added) or "embedding"
     norm = "layer norm" if config.norm == "layernorm" else "RMS norm"
-    if last.isdigit():  # a layer's last
+    if last.isdigit():  # a layer's output, e.g. encoder.layers.0
         return norm if config.norm_placement == "post" else OPERATIONS["residual"]
     return f"{norm} after the stack" if last == "norm" else norm
 
 
 def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
-    """Return {point: the module with parameters that computes it}.
+    """Return {point: the module with parameters behind it}.
 
-    A module computes the point of its own name. If there is none, it computes the point of the module that it ends, as
-    an attention's output projection does.
+    A module computes the point of its own name, or else its parent's point: an attention's output projection computes
+    the attention's output, e.g. {"encoder.layers.0.self_attention": "encoder.layers.0.self_attention.output_proj"}.
     """
     known, modules = set(points), {}
     for module in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
@@ -126,9 +126,9 @@ def makers(points: Iterable[str], parameters: Iterable[str]) -> dict[str, str]:
 
 
 def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module, point before it, point that it computes) for each of `makers`, in the order of the points.
+    """Yield (module, point before it, its own point) for each of `makers`, in the order of the points.
 
-    The point before it is named only if no module computes it: a sum, an activation, heads merged.
+    The point before it is "" if a module computes that point. It is named for a sum, an activation or merged heads.
     """
     parameters = list(parameters)
     made = makers(points, parameters)
@@ -141,5 +141,5 @@ def modules_between(points: Sequence[str], parameters: Iterable[str]) -> Iterato
 
 
 def positions_first(value: Array) -> Array:
-    """Put positions first: (B,H,L,d) -> (B,L,H,d); a state (B,D) is one position."""
+    """Move positions to the second axis: (B,H,L,d) -> (B,L,H,d); an SSRU's state (B,D) -> (B,1,D)."""
     return value.swapaxes(1, 2) if value.ndim == 4 else value[:, None] if value.ndim == 2 else value

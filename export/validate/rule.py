@@ -1,13 +1,13 @@
-"""The rule: a runtime may err about as much as single precision must, at every named point, and no more.
+"""The rule: at every named point a runtime's error may be about float32's own rounding error, and no more.
 
-For a tensor t64 of the float64 reference, a runtime's error e against it, and the error e32 of the same reference
-computed in float32 (u = 2^-24, half a unit in the last place of 1.0):
+t64: a tensor of the float64 reference. e: a runtime's error against t64. e32: the error of the same reference computed
+in float32. u = 2^-24, half a unit in the last place of 1.0.
 
     rms(e)   <= 4 * max(rms(e32),   u * rms(t64))
     max|e|   <= 8 * max(max|e32|,   u * rms(t64))
 
-A lower precision has a larger u, and its e32 counts as larger by the same factor. Only valid positions count: nobody
-reads the row of a padding token. README.md says why the rule has this form and where its factors come from.
+A lower precision has a larger u, and e32 is scaled by the same factor. Only valid positions count, as nobody reads the
+rows of padding. README.md gives the reasons for this form and the origin of the factors.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mlx_transformer.system.errors import UserError
 
 Array = NDArray
 
-UNIT = 2.0**-24  # relative rounding error of float32, which no tensor escapes
+UNIT = 2.0**-24  # relative rounding error of float32
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Factors of the rule for one precision on one device.
+    """Factors of the rule for a precision on a device.
 
-    `unit`: the precision's relative rounding error, in place of float32's. e32 shows how a network amplifies rounding
-    errors, so another precision may err `unit / 2^-24` times as much. `origin`: where the factors come from.
+    `unit`: the precision's relative rounding error. e32 shows how a network amplifies rounding errors, so the errors of
+    another precision may be `unit / 2^-24` times as large. `origin`: the source of the factors.
     """
 
     rms: float
@@ -49,7 +49,7 @@ _PACKED = "worst of 36 random models in ONNX Runtime on an x86 CPU, about double
 _WEBGPU = "the CPU's: what WebGPU allows exp, division and roots stays within them"
 _DECLARED = "declared; not measured on this device"
 
-# (precision, device) -> factors. A device that isn't listed has the CPU's, as a declaration.
+# (precision, device) -> factors. Devices not listed here use the CPU's, reported as "declared".
 BUDGETS: dict[tuple[str, str], Budget] = {
     ("float32", "cpu"): Budget(4.0, 8.0, UNIT, _CPU),
     ("float32", "webgpu"): Budget(4.0, 8.0, UNIT, _WEBGPU),
@@ -65,10 +65,10 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 
 
 def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
-    """Return the declared budget; `UserError` for a precision without one.
+    """Return the budget of a precision on a device. Raises UserError for an unknown precision.
 
-    Weights in blocks that are multiplied with float32 `activations` make another float32 network, with the weights as
-    stored. Its runtime is judged by that network's reference, with float32's budget.
+    With float32 `activations`, weights in blocks are just another float32 network with the weights as stored: its
+    reference judges the runtime with float32's budget.
     """
     if activations == "float32":
         precision = "float32"
@@ -82,8 +82,10 @@ def budget_for(precision: str, device: str, activations: str | None = None) -> B
 
 
 def stored_as(array: Array, precision: str) -> Array:
-    """Return a float32 parameter as a runtime of this precision must hold it: rounded to nearest even, bit for bit.
-    bfloat16, which NumPy lacks, stays in float32."""
+    """Round a float32 parameter to nearest even in this precision, as a runtime must hold it bit for bit.
+
+    NumPy has no bfloat16, so bfloat16 values are returned as float32.
+    """
     if precision == "float16":
         return array.astype(np.float16)
     if precision != "bfloat16":
@@ -95,9 +97,9 @@ def stored_as(array: Array, precision: str) -> Array:
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """The size of float32's own error e32 at one tap, on one input or several; other errors are measured by it.
+    """The size of float32's own error e32 at a tap, the yardstick for runtimes' errors.
 
-    `size`: rms(t64). `tokens`: how many. `worst`: rms of the worst token's error.
+    `rms`, `max`: of e32. `size`: rms(t64). `tokens`: how many valid tokens. `worst`: rms of the worst token's error.
     """
 
     rms: float
@@ -108,14 +110,14 @@ class ErrorScale:
 
     @classmethod
     def of(cls, error: Array, t64: Array) -> ErrorScale:
-        """The error of one input, from the errors and true values (N,D) of its valid tokens."""
+        """The scale of a single input, from the errors and true values (N,D) of its valid tokens."""
         squares = np.mean(error * error, axis=-1)
         largest = float(np.abs(error).max(initial=0.0))
         return cls(_rms(error), largest, _rms(t64), len(error), float(np.sqrt(squares.max(initial=0.0))))
 
     @classmethod
     def pooled(cls, parts: Sequence[ErrorScale]) -> ErrorScale:
-        """The error over all inputs, as one large sample."""
+        """The scale over several inputs, as if they were a single large sample."""
         tokens = sum(part.tokens for part in parts)
         rms, size = (
             (sum(part.tokens * getattr(part, name) ** 2 for part in parts) / max(tokens, 1)) ** 0.5
@@ -125,14 +127,17 @@ class ErrorScale:
 
     @classmethod
     def drawn(cls, draws: Sequence[ErrorScale]) -> ErrorScale:
-        """The error of one input from several draws of its rounding errors: their quadratic mean."""
+        """The scale of an input from several draws of its rounding errors: their quadratic mean."""
         rms, largest, worst = (
             float(np.sqrt(np.mean([getattr(draw, name) ** 2 for draw in draws]))) for name in ("rms", "max", "worst")
         )
         return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
     def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
-        """The two right-hand sides of the rule before its factors: for rms(e) and for max|e|."""
+        """The right-hand sides of the rule without its factors: for rms(e), and for max|e|.
+
+        A short input is a small sample, so its e32 counts at least as much as `pool`'s, e32 over all inputs.
+        """
         scale = max(1.0, self.size / pool.size) if pool.size else 1.0
         usual = (pool.rms**2 + pool.worst**2 / max(self.tokens, 1)) ** 0.5 * scale
         least = UNIT * self.size
@@ -142,9 +147,9 @@ class ErrorScale:
 
 @dataclass(frozen=True)
 class Truth:
-    """One tap (B,L,...) of one input, by the reference.
+    """The reference's values (B,L,...) of a tap, for an input.
 
-    `bits`: the float32 tensor, if the tap is a gather, where a float32 runtime must show the same bits.
+    `bits`: the float32 tensor if the tap is a gather, e.g. an embedding: a float32 runtime must show the same bits.
     """
 
     t64: Array
@@ -160,9 +165,9 @@ class Truth:
 
 @dataclass(frozen=True)
 class Deviation:
-    """A runtime's tensor against a `Truth`: rms and largest absolute error, and the place of the largest.
+    """A runtime's tensor compared with a `Truth`: rms of the error, the largest absolute error and its index.
 
-    `ulp`: the largest error in units in the last place of the true value. `same_bits`: None if bits don't count.
+    `ulp`: the largest error in units in the last place of the true value. `same_bits`: None if bits aren't compared.
     """
 
     rms: float
@@ -176,7 +181,7 @@ class Deviation:
 
     @classmethod
     def of(cls, got: Array | None, truth: Truth, missing: str = "") -> Deviation:
-        """missing: why there is no tensor, if there is none."""
+        """missing: the reason if `got` is None."""
         if got is None or got.shape != truth.t64.shape:
             shape = "" if got is None else f"shape {got.shape}, expected {truth.t64.shape}"
             detail = shape or missing or "the runtime doesn't show it"
@@ -204,13 +209,13 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A deviation judged: its errors over float32's own, and whether they are within the budget."""
+    """A judged deviation: its errors divided by float32's own, and whether they are within the budget."""
 
     passed: bool
     rms_ratio: float
     max_ratio: float
     share: float
-    """The share of the budget that is used up; above 1 it is exceeded."""
+    """The share of the budget used up; over budget above 1."""
     deviation: Deviation
 
     @classmethod
@@ -237,7 +242,7 @@ def _ratio(error: float, scale: float) -> float:
 
 
 def explain() -> str:
-    """Explain the rule (`rule.txt`), with the budgets of this code, as a page of text."""
+    """Return `rule.txt` with the table of budgets: the page of text that explains the rule."""
     rows = [(p, d, f"2^{math.log2(b.unit):.0f}", f"{b.rms:g}", f"{b.max:g}", b.origin) for (p, d), b in BUDGETS.items()]
     table = [("precision", "device", "u", "A", "B", "factors"), *rows]
     budgets = "\n".join(f"  {p:10}{d:8}{u:7}{a:>4}{b:>5}   {origin}" for p, d, u, a, b, origin in table)

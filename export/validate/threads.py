@@ -1,7 +1,7 @@
-"""One BLAS thread while several libraries compute in turn.
+"""Run OpenBLAS with a single thread while several libraries compute in turn.
 
-NumPy's OpenBLAS, MLX and ONNX Runtime each have a pool of threads, and an idle pool keeps the cores busy for a while in
-case more work comes. Measured on two cores with other work: 18 to 26 s for a small model, 4 to 8 with one BLAS thread.
+NumPy's OpenBLAS, MLX and ONNX Runtime each have a thread pool, and an idle pool spins for a while in case more work
+comes. Measured on two busy cores with a small model: 18 to 26 s, and 4 to 8 s with a single BLAS thread.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Plain builds, and those of NumPy's and SciPy's wheels with 64 and 32 bit integers.
+# Names in plain builds, and in the wheels of NumPy and SciPy, with 32 and 64 bit integers.
 SETTERS = [f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_")]
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Set every OpenBLAS of this process to one thread, and back; yields how many there are. Only Linux can list a
-    process's libraries this way (and macOS has Accelerate): elsewhere nothing happens."""
+    """Give every OpenBLAS in this process a single thread, and restore its number of threads at the end.
+
+    Yields how many were found. Does nothing outside Linux: the libraries are found in /proc (and macOS uses
+    Accelerate).
+    """
     before = [(library, name, get()) for library, name, get in _openblas()]
     try:
         for library, name, _ in before:
@@ -30,7 +33,7 @@ def one_blas_thread() -> Iterator[int]:
 
 
 def _openblas() -> Iterator[tuple[ctypes.CDLL, str, ctypes._CFuncPtr]]:  # type: ignore[name-defined]
-    """Yield (library, name of the function that sets its threads, function that gets them)."""
+    """Yield (library, name of its function to set threads, function to get them)."""
     try:
         mappings = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""Attributes and constant numbers of a graph's operators against the architecture, exactly.
+"""Check the attributes and constants of a graph's operators against the architecture, exactly.
 
-Tensors can't show a wrong one: an epsilon three times too large, a scale off by one part in a million, or another large
-number in place of a mask's -1e9 changes less than float32's own rounding, unless an input's variance happens to be
-small. So every graph of a package is read, including those that no full pass runs. Each constant must be one of the few
-that the architecture has in its place:
+Comparing tensors can't find a wrong constant. An epsilon three times too large, a scale off by a part in a million, or
+another large number for a mask's -1e9 changes results less than float32's rounding. (A wrong epsilon shows if an
+input's variance happens to be small.) So every graph of a package is read, also graphs outside the full pass. These
+constants are allowed:
 
     Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
     Mul of the embedding and of the logits      sqrt(d_model), the config's scale
@@ -12,9 +12,9 @@ that the architecture has in its place:
     Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
     Max of a count, Clip of a vector's length   1, 1e-12
 
-A constant of another operator of the network is an error, as no rule here gives its value. So is an operator of the
-network that isn't listed here: it may change the function without reading a number, as Tanh does. Operators that lower
-precisions add are judged by `int8.py`, the search around the network by its tokens, and all nodes by `same_graph.py`.
+A constant of another operator of the network is an error, as no rule here gives its value. An operator not listed here
+is an error too: it may change the function without any constant, e.g. Tanh. `int8.py` judges the operators of lower
+precisions, `same_graph.py` all nodes, and a search is judged by its tokens.
 """
 
 from __future__ import annotations
@@ -57,19 +57,22 @@ ABSENT = {
     "softcap": 0.0,
     "stash_type": 1,
 }
-"""An operator's default, for a node that doesn't state the attribute."""
+"""Operators' defaults, for nodes without the attribute."""
 
 Allowed = tuple[float | str, ...]
 
 
 def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str, dict[str, Allowed]]:
-    """Return {operator: {attribute: allowed values}} of one stack, or of both; numbers as float32 holds them."""
+    """Return {operator: {attribute: allowed values}} of a stack ("": both stacks), with numbers rounded to float32.
+
+    E.g. {"Softmax": {"axis": (-1,)}, ...}.
+    """
     stacks = [layer for each in STACKS if not stack or each == stack for layer in config.layers(each)] or [config]
     epsilon = _float32(config.norm_epsilon)
     scales = [_float32(c.attention_scale or 1 / math.sqrt(c.d_k)) for c in stacks]
     last: dict[str, Allowed] = {"axis": (-1,)}
     stashed: dict[str, Allowed] = {"stash_type": (onnx.TensorProto.FLOAT,)}
-    # The keys may be scaled already; then the operator scales by 1.
+    # 1.0: for keys scaled before the operator.
     attention: dict[str, Allowed] = {
         "num_heads": _one_of(c.heads for c in stacks),
         "scale": _one_of([*scales, 1.0]),
@@ -97,12 +100,12 @@ def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str,
 
 
 def _one_of(values: Iterable[float | str]) -> Allowed:
-    """Return each value once; usually both stacks have the same."""
+    """Remove duplicates; usually both stacks have the same value."""
     return tuple(dict.fromkeys(values))
 
 
 def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[int, list[str]]:
-    """Compare all attributes in these graphs, inner graphs included: (how many, problems in words)."""
+    """Check all attributes in these graphs, inner graphs included: (number of attributes, problems in words)."""
     count, wrong = 0, []
     tables = {stack: expected_attributes(config, stack) for stack in (*STACKS, "")}
 
@@ -132,15 +135,18 @@ def attributes(files: Mapping[str, Path], config: TransformerConfig) -> tuple[in
 
 
 def _stack(name: str) -> str:
-    """Return the stack that a node's name says; empty for neither."""
+    """Return the stack in a node's name; "" for neither."""
     return next((stack for stack in STACKS if f"{stack}/" in name), "")
 
 
 def _operators(
     graph: onnx.GraphProto, folder: Path, expected: Mapping[str, Mapping[str, Allowed]]
 ) -> Iterator[tuple[onnx.NodeProto, dict[str, Any]]]:
-    """Yield (node, {attribute: value}) of the operators in `expected`. A square root has the epsilon of its RMSNorm.
-    Nodes that make a text's vector don't belong to the architecture: only their numbers are judged."""
+    """Yield (node, {attribute: value}) for the operators in `expected`.
+
+    A square root is given its RMSNorm's epsilon as an attribute. Nodes for a text's vector don't belong to the
+    architecture: only their constants are checked (`numbers`).
+    """
     nodes = [node for node in all_nodes(graph) if f"/{SENTENCE_EMBEDDING}/" not in f"/{node.name}"]
     makers = {output: node for node in nodes for output in node.output}
     constants = constants_of(graph)
@@ -156,7 +162,7 @@ def _operators(
 def _added_to_mean(
     root: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto], constants: Mapping[str, onnx.TensorProto], folder: Path
 ) -> float | None:
-    """Return c of sqrt(mean(x^2) + c), 0 if nothing is added; None for another square root."""
+    """Return c in sqrt(mean(x^2) + c), 0 if nothing is added, NaN if c isn't constant; None for other square roots."""
     below = makers.get(root.input[0])
     if below is not None and below.op_type == "ReduceMean":
         return 0.0
@@ -180,39 +186,39 @@ def _float32(value: float) -> float:
 PLACE = re.compile(r"(?:phases/steps/)?(?:(?P<stack>encoder|decoder)/)?(?:.*/)?(?P<module>[a-z_]+)/[A-Za-z_]+_?\d*$")
 UNSCOPED = re.compile(r"(?:phases/steps/)?[A-Za-z_]+_node_\d+$")
 LOWERED = re.compile(r"_node_\d+/")
-"""Part of the names of nodes that replace one node in a lower precision."""
+"""In the names of nodes that replace another node in a lower precision."""
 OF_SEARCH = "phases/"
-"""Begins the names of a search's nodes."""
+"""Prefix of a search's node names."""
 OF_VECTOR = f"{SENTENCE_EMBEDDING}."
-"""Begins the names of weights for a text's vector, which may be a single number."""
+"""Prefix of the names of weights for a text's vector; such a weight may be a single number."""
 ATTENTION, CAP = ("self_attention", "cross_attention"), "logit_cap"
 OWN_KEY = 4 * HIDDEN
-"""The bias that hides a key in a search in which a row's own key must stay visible among keys hidden by `HIDDEN`."""
+"""A search's bias on hidden keys, if a row's own key must stay visible among keys with the bias `HIDDEN`."""
 
 OPERATORS = frozenset(
-    # Those that move values, or count and compare places:
+    # Move values, or count and compare places:
     "And ArgMax Cast CastLike Concat ConstantOfShape CumSum Equal Expand Flatten Gather GatherElements GatherND Greater"
     " Identity Less LessOrEqual Mod NonZero Not Or Pad Range Reshape Shape Slice Split Squeeze Transpose Unsqueeze"
     " Where"
-    # Those that compute:
+    # Compute:
     " Abs Add Clip Div Gemm LogSoftmax MatMul Max Min Mul Neg Pow ReduceMax ReduceMean ReduceSum Softmax Sqrt Sub TopK"
     " Attention DecoderMaskedMultiHeadAttention FusedMatMul LayerNormalization MultiHeadAttention RMSNormalization"
-    # Those with graphs of their own:
+    # Contain graphs:
     " If Loop".split()
 )
-"""The operators of any network. Their inputs are judged by the rules here, by attributes, or by values."""
+"""Operators allowed in any network. Constants, attributes or values judge their inputs."""
 FUNCTIONS = {"relu": "Relu", "gelu": "Gelu", "gelu_tanh": "Gelu", "silu": "Sigmoid", "tanh": "Tanh"}
-"""The operators of activations."""
+"""The operator of each activation."""
 
 Found = tuple[str, float, tuple[float, ...]]
-"""A node's name, the constant that it reads, and the allowed constants; empty: no rule names such a node."""
+"""(node, constant, allowed constants); no constant is allowed if no rule knows the node."""
 
 
 def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> Iterator[Found]:
-    """Yield every single constant that operators of the network read, in a graph and its inner graphs."""
+    """Yield each constant (a single float) of the network's operators, in a graph and its inner graphs."""
     nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
     searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
-    settings = {entry.name for entry in graph.input}  # of a search, which have a default
+    settings = {entry.name for entry in graph.input}  # a search's options, stored as inputs with defaults
     constants = {name: tensor for name, tensor in constants_of(graph).items() if name not in settings}
     for node in nodes:
         allowed = _allowed(node, config)
@@ -227,19 +233,19 @@ def numbers(graph: onnx.GraphProto, folder: Path, config: TransformerConfig) -> 
 
 
 def unknown_operators(graph: onnx.GraphProto, config: TransformerConfig) -> Iterator[tuple[str, str]]:
-    """Yield (name, operator) of each node of the network without a rule, in a graph and its inner graphs."""
+    """Yield (name, operator) of the network's nodes without a rule, in a graph and its inner graphs."""
     nodes, parameters = list(all_nodes(graph)), parameter_shapes(config)
     searches = any(node.name.startswith(OF_SEARCH) for node in nodes)
     known = OPERATORS | _functions(config)
     for node in nodes:
-        # A text's vector has activations of its own, which its values tell.
+        # A text's vector has its own activations; comparing the vectors judges them.
         of_vector = f"/{SENTENCE_EMBEDDING}/" in f"/{node.name}" and node.op_type in FUNCTIONS.values()
         if node.op_type not in known and not of_vector and _is_judged(node, searches, parameters):
             yield node.name, node.op_type
 
 
 def _functions(config: TransformerConfig) -> set[str]:
-    """The operators of the elementwise functions in this config."""
+    """Operators for this config's elementwise functions."""
     layers = [*config.layers("encoder"), *config.layers("decoder")]
     functions = {FUNCTIONS[c.activation] for c in layers}
     functions |= {FUNCTIONS[config.head.activation]} if config.head.activation is not None else set()
@@ -248,18 +254,18 @@ def _functions(config: TransformerConfig) -> set[str]:
 
 
 def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[str]:
-    """Return the norm weights that a graph holds. Each needs an operator whose epsilon can be read."""
+    """Names of the norm weights in a graph. Each needs an operator with a readable epsilon."""
     table = parameter_shapes(config)
     return {t.name for t in initializers(graph) if t.name in table and t.name.endswith("norm.weight")}
 
 
 def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ...]:
-    """The constants that a node may read; empty if no rule knows the node."""
+    """The allowed constants of a node; empty if no rule knows it."""
     if UNSCOPED.match(node.name):
         if node.op_type == "Where":
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
         factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, *_scales(config, None))
-        return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: of a count
+        return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: at least 1 token
     place = PLACE.match(node.name)
     if place is None:
         return ()
@@ -271,7 +277,11 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
         cap = (config.logit_cap or 0.0,)
         return {"Div": cap, "Mul": cap}.get(node.op_type, ())
     if place["module"] in ATTENTION:
-        hidden = (0.0, HIDDEN, half.HIDDEN)  # of the weights that cpu computes beside its operator
+        hidden = (
+            0.0,
+            HIDDEN,
+            half.HIDDEN,
+        )  # masks of `cross_attention`, which target cpu computes beside the fused operator
         return {"Mul": _scales(config, place["stack"]), "Sub": (1.0,), "Where": hidden}.get(node.op_type, ())
     if node.op_type in ("Where", "Clip") and place["module"] == "positions":
         return 0.0, HIDDEN, half.HIDDEN
@@ -279,10 +289,10 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
 
 
 def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str]) -> bool:
-    """Return whether a rule must know a node's constant.
+    """Return whether a rule must know a node's constants.
 
-    Judged elsewhere: a vector's width (embedding.json), and operators that make a parameter of integers. Export writes
-    no node without a name.
+    No rule is needed for a vector's length (embedding.json has it) and for operators that unpack a parameter from
+    integers. A node without a name isn't from our export; `same_graph.py` reports it.
     """
     if not node.name or LOWERED.search(node.name) or node.name.partition("/")[0] in parameters:
         return False
@@ -299,7 +309,7 @@ def _scales(config: TransformerConfig, stack: Any) -> tuple[float, ...]:
 
 
 def _single(tensor: onnx.TensorProto | None, folder: Path) -> np.ndarray | None:
-    """Return a constant that is a single float; None for any other."""
+    """Return a constant if it is a single float, else None."""
     if tensor is None or math.prod(tensor.dims) != 1:
         return None
     array = numpy_helper.to_array(tensor, str(folder)).reshape(())

@@ -1,10 +1,11 @@
-"""Freely generated outputs of every runtime, judged by the float64 reference.
+"""Run searches with every runtime and judge the outputs by the float64 reference.
 
-Greedy and sampled tokens are judged one by one, a beam search by the reference's own. Searches among given ids (a
-shortlist, or half of the vocabulary) are judged the same way, and so are the logits of graphs that compute no others.
+Greedy and sampled tokens are judged token by token, beam search by the reference's own beam search. Searches among
+given ids (a shortlist, or half of the vocabulary) are judged in the same way. So are the logits of graphs for a
+shortlist, which compute only the given ids' logits.
 
-Runtimes may differ only at a certified tie: where the reference's own gap between the two choices is within twice the
-budget of their logits. The report shows both outputs of sentences that differ.
+Runtimes may differ only at a certified tie: the reference's gap between the two choices is within twice the budget of a
+logit. The report shows both outputs of a sentence that differs.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ from .judging import Sample
 Array = NDArray
 T = TypeVar("T")
 CandidatesOf = Callable[[Sequence[int]], Sequence[int]]
-"""The ids that the output for a source may consist of."""
+"""Source ids -> ids allowed in its output, e.g. a shortlist's."""
 TokenText = Callable[[Sequence[int]], tuple[str, ...]]
-"""The words that the report prints for token ids."""
+"""Token ids -> their text for the report."""
 
 FAILED = "failed: "
-"""Begins the message of a failed run."""
+"""Prefix of a failed run's message."""
 
 BEAM = 4
 SAMPLE = 1  # seed of the drawn tokens: every runtime gets the same noise
@@ -65,11 +66,11 @@ RULES = ", with rules"
 BORDERS = ", ids at the borders"
 WITHOUT_LIMIT = "greedy, without a limit"
 AT_BORDERS = 2
-"""Sentences in searches at the limits of options: the shortest ones."""
+"""Sentences (the shortest) in searches at the limits of options."""
 FEW_TOKENS = 6
-"""Most tokens of an output of these searches."""
+"""Most tokens of an output in these searches."""
 BANNED_AFTER = 2000
-"""They ban every other id below this one."""
+"""These searches ban every second id below this."""
 AMONG = ", among candidates"
 WITH_RULES = 4
 """Sentences in a search with rules."""
@@ -79,7 +80,7 @@ OF_SAMPLING = ("sample", "seed", "temperature", "top_k", "top_p")
 
 @dataclass(frozen=True)
 class Judged:
-    """The reference's verdict on one sentence: a mismatch, a tie, or (both empty) the same choice."""
+    """The reference's verdict on a sentence: a problem, a tie, or neither (the same choice)."""
 
     problem: str = ""
     tie: str = ""
@@ -90,7 +91,7 @@ class Judged:
 
 
 def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
-    """Return (result, "") of a run, or (None, its error message): a failing runtime is a mismatch like any other."""
+    """Return (result of run(), ""), or (None, error message) if it fails: the report shows a failure as a mismatch."""
     try:
         return run(), ""
     except Exception as error:  # each runtime has its own exceptions
@@ -98,7 +99,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def token_text(checkpoint: Checkpoint) -> TokenText:
-    """Return a function from ids to the text of their tokens, or to the ids themselves without a tokenizer."""
+    """Return a function from ids to their tokens' text, or to the ids as text if there is no tokenizer."""
     if checkpoint.tokenizer_path is None:
         return lambda ids: tuple(map(str, ids))
     tokenizer = Tokenizer.load(checkpoint.tokenizer_path)
@@ -114,11 +115,13 @@ def free_running(
     settings: Mapping[str, Any] | None = None,
     listed: CandidatesOf | None = None,
 ) -> Iterator[Tokens]:
-    """Search with every runtime, from the rows of the cases that have several rows.
+    """Search with every runtime and judge the outputs. Sources are the rows of cases with several rows.
 
-    Searches: greedy, beam and sampling; with rules in force; at the limits of options; and with the model's own
-    `settings`. Also among given ids: those that `listed` returns for a source; without `listed`, half of all ids, for
-    engines with graphs for such a search.
+    Searches: greedy, beam and sampling; with every rule in force; at the limits of options; with the model's own
+    `settings`; and among given ids.
+
+    limits: the largest allowed error of a logit, by runtime. listed: gives the allowed ids for a source; without it
+    half of all ids are allowed, for engines with graphs for a shortlist.
     """
     c = reference.config
     if not c.has_decoder:
@@ -130,7 +133,7 @@ def free_running(
     shortest = sorted(sources, key=len)[:AT_BORDERS]
     for name, options in borders(c, limit).items():
         yield from _searched(reference, engines, shortest, limits, words, name, options)
-    bare = Options(suppressed=(c.eos_id,))  # or an output might end before its limit
+    bare = Options(suppressed=(c.eos_id,))  # without an end token the output reaches its limit
     yield from _searched(reference, engines, shortest[:1], limits, words, WITHOUT_LIMIT, bare)
     able = engines if listed is not None else [engine for engine in engines if engine.capabilities.among]
     if not (c.has_encoder and able) or isinstance(sources[0], np.ndarray):
@@ -144,14 +147,14 @@ def free_running(
 
 
 def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
-    """Choose half of all ids by the source; the first and the last id always belong to it."""
+    """Choose a random half of all ids, seeded by the source, with the first and the last id."""
     chosen = np.random.default_rng([*source, len(source)]).random(c.vocab_size) < 0.5
     chosen[[0, -1]] = True
     return np.flatnonzero(chosen).tolist()
 
 
 def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], int]:
-    """Return the sources of searches (rows of the cases that have several), and the most tokens of an output."""
+    """Return (sources of searches, most tokens of an output). Sources are the rows of cases with several rows."""
     most = max(1, c.max_positions // 2)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
@@ -159,7 +162,7 @@ def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], 
 
 
 def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], longest: int) -> dict[str, Options]:
-    """Return the options of every search, by its name in the report. longest: length of the longest source."""
+    """Return each search's options by its name in the report, e.g. "beam 4". longest: length of the longest source."""
     beam = min(BEAM, c.vocab_size)
     bare = {"greedy": {}, "sampling": {"sample": True, "seed": SAMPLE}, f"beam {beam}": {"beam": beam}}
     rules = rules_for(c, limit, longest)
@@ -170,12 +173,12 @@ def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], long
 
 
 def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
-    """Return searches at the limits of options, by their names in the report.
+    """Return options at their limits, by the search's name in the report.
 
-    One token; fewer outputs than the beam; ids 0 and V - 1 in every rule, if the vocabulary has enough others. The
-    decoder reads id 0 (forced, if it may be) and the last id; a banned sequence that begins with these decides the next
-    token. After another token the same sequences ban nothing: a runtime that confuses id 0 with "no id" would match
-    there.
+    A single token; fewer outputs than the beam; ids 0 and V - 1 in every rule, if the vocabulary is large enough. The
+    decoder reads id 0 (forced if possible) and the last id; then banned sequences that begin with these decide the next
+    token. After another first token the same sequences must ban nothing: a runtime that confuses id 0 with "no id"
+    would ban tokens there.
     """
     few, beam = min(limit, FEW_TOKENS), min(BEAM, c.vocab_size)
     n_best = max(1, beam // 2)
@@ -206,8 +209,8 @@ def borders(c: TransformerConfig, limit: int) -> dict[str, Options]:
 
 
 def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
-    """Return the model's own settings for outputs of so many tokens, without sampling; None if it has none."""
-    left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # the limit is given
+    """Return the model's own settings with at most `limit` new tokens and no sampling; None if it has no settings."""
+    left = (*BESIDE, *OF_SAMPLING, "max_length_factor")  # `limit` replaces it
     own = {name: value for name, value in settings.items() if name not in left}
     if not own:
         return None
@@ -217,14 +220,17 @@ def own_options(limit: int, settings: Mapping[str, Any]) -> Options | None:
 
 
 def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
-    """Return options with every rule of a search in force. Rules that ban tokens apply only to vocabularies with enough
-    others. Outputs of the longest source have `limit` tokens, others fewer."""
+    """Return options with every rule of a search in force.
+
+    Rules that ban tokens are left out for vocabularies that are too small. Outputs of the longest source have at most
+    `limit` tokens, others fewer.
+    """
     words = sorted({*range(c.vocab_size)} - {c.pad_id, c.bos_id, c.eos_id}, reverse=True)
     enough = len(words) >= ENOUGH_WORDS
     first, *rare = words[:4] if enough else [None]
     others = words[4:]
     return {
-        "max_length_factor": (limit - 0.5) / longest,  # rounded up, whatever float32 makes of it
+        "max_length_factor": (limit - 0.5) / longest,  # - 0.5: rounds up to limit despite float32's error
         "suppressed_first": tuple(others[: len(others) // 2]) if enough else (),
         "banned_sequences": tuple(pairwise(others)) if enough else (),
         "forced_first": () if first is None or limit < 2 else (first,),
@@ -250,7 +256,7 @@ def _searched(
     options: Options,
     candidates: Candidates = None,
 ) -> Iterator[Tokens]:
-    """Judge one search of every runtime. candidates: the ids that each output may consist of."""
+    """Run a search with every runtime and judge it. candidates: the ids allowed in each output."""
     c = reference.config
     check_known(options)
     truth = beam_search(reference, sources, options, candidates) if options.beam > 1 else []
@@ -287,8 +293,10 @@ def tokens_of(
     expected: Sequence[Sequence[int]],
     words: TokenText,
 ) -> Tokens:
-    """Return the finding about one search of a runtime. outputs: empty if it failed; expected: the reference's, for
-    sentences that differ."""
+    """Make the report's entry for a search of a runtime.
+
+    outputs: empty if the search failed. expected: the reference's outputs, needed if a sentence differs.
+    """
     return Tokens(
         runtime=engine.name,
         search=search,
@@ -312,14 +320,17 @@ def judge_greedy(
     budget: float,
     candidates: Candidates = None,
 ) -> list[Judged]:
-    """Judge every token of greedy outputs (without their end) by the reference's logits along that output; of sampled
-    outputs, with the same noise. candidates: the ids that each output may consist of."""
+    """Judge every token of greedy or sampled outputs by the reference's logits along the same output.
+
+    outputs: without their end token. Sampled tokens are judged with the same noise. budget: the largest allowed error
+    of a logit. candidates: the ids allowed in each output.
+    """
     c, own = reference.config, candidates or [None] * len(sources)
     limits = [limit_of(c, options, len(source)) for source in sources]
     logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)], options)
     judged = []
     for row, (ids, limit) in enumerate(zip(outputs, limits, strict=True)):
-        tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: one of the tokens that end an output
+        tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: an end token
         verdict = Judged()
         if not tokens or len(tokens) > limit:
             judged.append(Judged(problem=f"sentence {row}: {len(tokens)} tokens, the limit is {limit}"))
@@ -349,10 +360,10 @@ def _gap(
     o: Options,
     budget: float,
 ) -> tuple[int, int, float, float]:
-    """Return a token (None: the likeliest end), the reference's token, how far the first falls behind the second, and
-    how far it may at a tie.
+    """Return (token, the reference's token, gap between their scores, largest gap of a tie).
 
-    scores: of the search, after its rules. forced_id: the token that the rules force here, if any.
+    scores (V,): after the rules. token: None for an end token; the likeliest is returned. forced_id: the forced token
+    here, if any. budget: the largest allowed error of a logit.
     """
     last = ends(c, o)
     if forced_id is not None:
@@ -362,18 +373,18 @@ def _gap(
     if token is None:
         token = best if best in last else max(last, key=lambda end: float(scores[end]))
     tie = 2 * budget * _stretched(o)
-    if not np.isfinite(scores[best]):  # the rules leave no token, so that none is wrong
+    if not np.isfinite(scores[best]):  # the rules leave no token, so none is wrong
         return token, token, 0.0, tie
     if not o.sample:
         return token, best, float(scores[best] - scores[token]), tie
     best, gap = drawn(scores, noise(o.seed, step, np.array([row]), c.vocab_size)[0], token)
-    # Sums in float32: of a block's probabilities, and of scores and noise.
+    # Rounding of float32 sums: a block's probabilities, and scores plus noise.
     tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
     return token, best, gap, tie
 
 
 def _stretched(o: Options) -> float:
-    """Return how much the repetition penalty may enlarge an error."""
+    """The factor by which the repetition penalty can enlarge an error."""
     return max(o.repetition_penalty, 1 / o.repetition_penalty)
 
 
@@ -385,14 +396,15 @@ def judge_beam(
     c: TransformerConfig,
     place: int = 0,
 ) -> list[Judged]:
-    """Judge the best hypotheses (ids without their end, score), or those at another place, by the reference's own
-    search."""
+    """Judge hypotheses (ids without their end token, score) by the reference's own beam search.
+
+    place: 0 for the best hypotheses, 1 for the second best, and so on.
+    """
     judged = []
     for row, (sentence, (ids, score)) in enumerate(zip(sentences, outputs, strict=True)):
         score_there, best = sentence.finished[place]
         tokens, expected = list(ids), without_end(best.tokens, c, options)
-        # A log-probability errs by at most two logits' errors, a sum by as many as it has terms; the runtimes add up in
-        # float32.
+        # A log-probability has at most two logits' errors, a sum has this for each term; runtimes sum in float32.
         room = len(best.tokens) * 2 * budget * _stretched(options) + 1e-6 * abs(best.log_p)
         if tokens == expected:
             bad = abs(score - score_there) > room
@@ -419,7 +431,7 @@ def judge_others(
     budget: float,
     c: TransformerConfig,
 ) -> list[Judged]:
-    """Judge the other hypotheses of each sentence too, and how many there are. best: verdicts on the first ones."""
+    """Judge each sentence's second and later hypotheses, and their number. best: verdicts on the best hypotheses."""
     judged = list(best)
     for row, (sentence, found) in enumerate(zip(sentences, outputs, strict=True)):
         expected = min(options.n_best, len(sentence.finished))
@@ -434,7 +446,7 @@ def judge_others(
 
 
 def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> CandidatesOf | None:
-    """Open the shortlist for searches, by default the model's own; None: there is none."""
+    """Open the shortlist for searches, by default the model's own; None without a shortlist."""
     c = checkpoint.config
     own = read_settings(checkpoint.folder, c).get(SHORTLIST)
     if file is None and own is not None:
@@ -448,13 +460,13 @@ def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> Candidates
 
 
 def logits_among(engine: Engine, case: Case, truth: Truth) -> Iterator[Sample]:
-    """Yield the logits of half of all tokens, for engines with graphs that compute only these. truth: all logits."""
+    """Yield the logits of half of all tokens, for engines with graphs for a shortlist. truth: all tokens' logits."""
     if not engine.capabilities.among or engine.capabilities.shows != "everything" or case.target_ids is None:
         return
     c = engine.config
     own = [c.pad_id, c.bos_id, c.eos_id, *case.target_ids.reshape(-1)]
     ids = np.unique([*half_of(c, case.target_ids[0].tolist()), *own])
-    if len(ids) == c.vocab_size:  # a search among all of them takes the graphs that know no others
+    if len(ids) == c.vocab_size:  # all ids are candidates: a search would use the ordinary graphs
         return
     got, why = attempt(lambda: engine.logits_among(case, ids))
     of_ids = replace(truth, t64=truth.t64[..., ids], bits=None)

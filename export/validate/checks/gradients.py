@@ -1,14 +1,14 @@
-"""MLX's gradients against finite differences of the float64 reference, for every kind of parameter.
+"""Check MLX's gradients against finite differences of the float64 reference, for every kind of parameter.
 
-The loss is the trainer's: label-smoothed cross entropy of the next token (section 5.4), here in float64 and without any
-derivative derived by hand:
+The loss is the trainer's label-smoothed cross entropy of the next token (section 5.4), computed in float64. No
+derivative here is derived by hand:
 
     L = 1/N sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e mean_v z_i[v] ]        over the N targets that aren't padding
     dL/dw . d = (L(w + h d) - L(w - h d)) / 2h + O(h^2)
 
-One parameter of each kind (a name without its layer's number) is taken at random; d is one random direction
-through all of it, which no wrong element escapes, and some single elements. Where two step sizes disagree (a relu's
-kink lies between) another d is drawn. MLX is imported inside functions.
+A parameter of each kind (a name without its layer's number) is drawn at random. d is a random direction through all of
+its elements, so that no wrong element is missed, and then some single elements. If two step sizes disagree (e.g. a
+relu's kink lies between), another d is drawn. MLX is imported inside functions.
 
 B batch, S source, T target, N targets that count, V vocabulary.
 """
@@ -30,20 +30,20 @@ from mlx_transformer.system.errors import UserError
 Array = NDArray
 
 SMOOTHING = 0.1
-LENGTH = 16  # so many queries have a gradient on every device (`mlx_transformer.device`)
+LENGTH = 16  # MLX has gradients for this many queries on every device (`mlx_transformer.device`)
 STEP = 1e-4
 ELEMENTS = 2
 TRIES = 8
-# A share of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 where the gradient is zero by symmetry.
+# As a share of the gradient's size. Worst of 15 configs on a CPU: 9e-7, and 4e-6 if the gradient is zero by symmetry.
 BUDGET = 1e-5
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """One derivative along `direction` (an element's index, or "all of it"), by MLX and by differences.
+    """A derivative along `direction` (an element's index, or "all of it"), by MLX (`got`) and by finite differences.
 
-    `error`: their difference over the size of the parameter's gradient plus a tenth of the whole model's, as keys'
-    biases have no gradient.
+    `error`: |got - expected| divided by a size: the rms of the parameter's gradient, plus a tenth of the whole model's
+    (the biases of keys have no gradient), plus |expected|.
     """
 
     kind: str
@@ -67,8 +67,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch. `inputs`: the model's arguments, ids (B,S), then (B,T) with both stacks. `mask` (B,S). `targets`: the
-    next tokens, padding where none counts."""
+    """`inputs`: ids (B,S), then (B,T) for models with both stacks. `mask` (B,S). `targets`: next tokens, or padding."""
 
     inputs: tuple[Array, ...]
     mask: Array
@@ -80,7 +79,10 @@ def kind_of(name: str) -> str:
 
 
 def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], seed: int) -> list[Gradient]:
-    """Check one parameter of each kind, with inputs and directions drawn from the seed."""
+    """Check a parameter of each kind; the seed draws parameters, inputs and directions.
+
+    Raises UserError if the model's head isn't of kind "vocabulary".
+    """
     if config.head.kind != "vocabulary":
         raise UserError(f"gradients are those of logits of words; the head is of kind {config.head.kind!r}")
     rng = np.random.default_rng(seed)
@@ -104,7 +106,7 @@ def check_gradients(config: TransformerConfig, weights: Mapping[str, Array], see
 
 
 def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> float:
-    """Compute the loss L of the module's docstring, in float64."""
+    """Compute the loss L (see the module's docstring) in float64."""
     logits = reference(*batch.inputs, mask=batch.mask)
     z = logits.reshape(-1, logits.shape[-1])
     y = batch.targets.reshape(-1)
@@ -115,7 +117,7 @@ def loss(reference: Reference, batch: Batch, smoothing: float = SMOOTHING) -> fl
 
 
 def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-    """Compute dL/dw of every parameter with the trainer's loss and MLX's automatic differentiation, without TF32."""
+    """Compute dL/dw for all parameters with MLX's automatic differentiation, the trainer's loss and TF32 off."""
     import mlx.core as mx
     from mlx import nn
     from mlx.utils import tree_flatten
@@ -138,7 +140,7 @@ def mlx_gradients(config: TransformerConfig, weights: Mapping[str, Array], batch
 
 
 def _batch(c: TransformerConfig, rng: np.random.Generator) -> Batch:
-    """Draw three rows of different lengths; the next tokens are random too."""
+    """Draw three rows of different lengths with random next tokens."""
     length = min(LENGTH, c.max_positions - 1)
     mask = padding(np.array([length, max(1, length - 3), max(1, length - 1)]), length, "right", rng)
     ids = np.where(mask, words(c, rng, mask.shape, c.has_encoder), c.pad_id)
@@ -187,6 +189,6 @@ def _central(reference: Reference, batch: Batch, name: str, d: Array, step: floa
 
 
 def worst_of_each(gradients: list[Gradient]) -> Iterator[Gradient]:
-    """Yield the worst derivative of each kind."""
+    """Yield the derivative with the largest error of each kind of parameter."""
     for kind in dict.fromkeys(g.kind for g in gradients):
         yield max((g for g in gradients if g.kind == kind), key=lambda g: g.error)

@@ -1,16 +1,16 @@
-"""int8: the products in a graph against their scales, exactly, and the network between the integers as float32.
+"""Check int8 products against their scales exactly, and the network between the integers as float32.
 
-Numbers can't show a wrong scale: the scale of a neighbouring product is often within int8's budget, and so is a zero
-point that one of two operators lacks where activations are small. So each product is followed from the integers that it
-reads to the scale of its result.
+Comparing tensors can't find a wrong scale: with a neighbouring product's scale, or without a zero point where
+activations are small, results are often within int8's budget. So the check follows each product in the graph, from its
+integer inputs to the scale of its result.
 
     x --> QuantizeLinear(1/a, zero) [--> Clip] --> MatMulInteger(., NAME.int8, zero) --> Cast --> Mul(1/a * NAME.scale)
                                                \\-> MatMulIntegerToFloat(., NAME.int8, 1/a, NAME.scale, zero)
 
-Rounding to integers is a step: an error of 1e-7 before it becomes a whole step now and then, and the next layers carry
-it on. So the reference takes over the integers that a runtime shows, and is the truth of what the runtime computes from
-them: every named point is then within float32's budget, not int8's. The integers must be those of the reference's own
-activations, except where an activation is as near to the middle of two steps as float32 may err: a flip.
+Rounding to integers is a step function: now and then an error of 1e-7 before it becomes a whole step, and later layers
+carry it on. So the reference computes with the runtime's own integers, and every named point must be within float32's
+budget, not int8's. The integers must be the reference's rounded activations, except for flips: an activation so near
+the middle of two steps that float32's error decides.
 
     reference x64 --> x64 a --> rounded --- equal to, or a flip of ---> the runtime's q
                                                                           |
@@ -53,7 +53,7 @@ from .judging import DRAWS, Reordered, Sample, judged_points
 
 
 def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, list[str]]:
-    """Compare all products in these graphs, inner graphs included: (how many, problems in words)."""
+    """Check all int8 products in these graphs, inner graphs included: (number of products, problems in words)."""
     count, wrong = 0, []
     rows = _Products(onnx.load(files[ROWS_CPU], load_external_data=False).graph, Path()) if ROWS_CPU in files else None
     for name, path in files.items():
@@ -71,7 +71,7 @@ def int8_products(files: Mapping[str, Path], scales: Int8Scales) -> tuple[int, l
 
 
 def left_in_float32(files: Mapping[str, Path], scales: Int8Scales, config: TransformerConfig) -> Iterator[str]:
-    """Name the matrices that are integers but should be float32, and the reverse."""
+    """Report integer matrices that should be float32, and the reverse."""
     for name, path in files.items():
         names = {tensor.name for tensor in initializers(onnx.load(path, load_external_data=False).graph)}
         for matrix in quantizable_shapes(config):
@@ -83,10 +83,10 @@ def left_in_float32(files: Mapping[str, Path], scales: Int8Scales, config: Trans
 
 
 class _Products(ProductGraph):
-    """A graph's products against their scales."""
+    """The int8 products of a graph, with the checks of their scales."""
 
     def problems(self, node: onnx.NodeProto, parameter: str, scales: Int8Scales) -> Iterator[str]:
-        """Say how one product differs from its scales."""
+        """Describe how a product differs from its scales."""
         fixed, maker = scales.of(parameter), self.makers.get(node.input[0])
         clip = maker if maker is not None and maker.op_type == "Clip" else None
         quantise = maker if clip is None else self.makers.get(clip.input[0])
@@ -98,7 +98,7 @@ class _Products(ProductGraph):
             yield f"zero point {product_zero} in the product, {zero} where its activations are quantised"
         if fixed.activation is None:
             if not self._by_row(quantise):
-                yield "fixed scales, of which nothing is recorded"
+                yield "fixed scales, but none is recorded"
             return
         if zero != zero_point(fixed):
             yield f"zero point {zero}, has to be {zero_point(fixed)}"
@@ -110,7 +110,7 @@ class _Products(ProductGraph):
         yield from self._result(node, parameter, fixed)
 
     def _by_row(self, quantise: onnx.NodeProto) -> bool:
-        """Return whether each row has its own scale: divided by it, or multiplied by its reciprocal."""
+        """Return whether each row has its own scale: the row is divided by it, or multiplied by its reciprocal."""
         row = self.makers.get(quantise.input[0])
         factor = None if row is None else self.makers.get(row.input[-1])
         if row is not None and (row.op_type == "Div" or (factor is not None and factor.op_type == "Reciprocal")):
@@ -127,7 +127,7 @@ class _Products(ProductGraph):
             yield f"its result has the scales {own or 'of nothing'}"
 
     def _after(self, node: onnx.NodeProto) -> tuple[str, str]:
-        """Return the names of the unit and the scales that an integer result is multiplied by."""
+        """Return the names of an integer result's factors: (unit of the activations, scales of the matrix)."""
         for cast in self.readers.get(node.output[0], []):
             for multiply in (each for each in self.readers.get(cast.output[0], []) if each.op_type == "Mul"):
                 other = multiply.input[1] if multiply.input[0] == cast.output[0] else multiply.input[0]
@@ -137,7 +137,7 @@ class _Products(ProductGraph):
         return "", ""
 
     def zero(self, quantise: onnx.NodeProto) -> np.float32 | np.uint8 | None:
-        """Return the zero point of activations, one number for all rows; None if it isn't one number."""
+        """Return the activations' zero point; None if it isn't a single number."""
         if len(quantise.input) < 3 or not quantise.input[2]:
             return np.uint8(0)
         filled = self.makers.get(quantise.input[2])
@@ -147,7 +147,7 @@ class _Products(ProductGraph):
         return value[0]
 
     def constant(self, value: str) -> np.float32 | np.uint8 | None:
-        """Return a constant number; None for anything else."""
+        """Return a value if it is a constant number, else None."""
         tensor = self.tensors.get(self.origin(value))
         array = None if tensor is None else numpy_helper.to_array(tensor, str(self.folder))
         return array.reshape(-1)[0] if array is not None and array.size == 1 else None
@@ -156,14 +156,14 @@ class _Products(ProductGraph):
 Array = NDArray
 BUDGET = BUDGETS["float32", "cpu"]
 INTEGERS = " (integers)"
-"""Ends the name of a point that is a product's input."""
+"""Suffix of points that are a product's input."""
 
 
 class IntegerReference(Reference):
-    """The network whose products multiply given integers.
+    """The reference with products that multiply given integers (B,L,D), by weight name.
 
-    weights: tables that are only looked up must be as a package holds them (`with_tables`). `seen`: the input of each
-    product.
+    weights: lookup tables must have the package's values (`with_tables`). `seen`: the inputs of products before
+    rounding, by weight name.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class IntegerReference(Reference):
 
 
 class Redrawn(IntegerReference, Reordered):
-    """`IntegerReference` with the sums of softmaxes in another order each time; its products are exact in any order."""
+    """`IntegerReference` with softmax sums in another order each time; integer products are exact in any order."""
 
 
 def on_its_integers(engine: Any, stored: Parameters, cases: Sequence[Case], searching: bool = False) -> Iterator[Point]:
-    """Yield every named point of a runtime, and every product whose integers aren't the reference's.
+    """Judge every named point, and the integers of every product, of an engine with fixed int8 scales.
 
-    Nothing for a runtime that doesn't show its integers, or whose products have a scale a token. searching: only the
-    products, in the passes of a search.
+    Yields nothing if the engine doesn't show its integers, or if its products have a scale for each token. searching:
+    judge only the integers, in the passes of a search.
     """
     names = {name for name in multiplied_names(engine.config) if not engine.int8_scales.of(name).float32}
     if any(engine.int8_scales.of(name).activation is None for name in names):
@@ -225,20 +225,20 @@ def on_its_integers(engine: Any, stored: Parameters, cases: Sequence[Case], sear
 
 
 def with_tables(engine: Any, stored: Parameters) -> Parameters:
-    """Return the parameters, with tables that are only looked up as an engine's files must hold them."""
+    """Replace tables that are only looked up by the values an engine's files must hold."""
     tables = embedding_names(engine.config) - multiplied_names(engine.config)
     places = [(where, name) for where, name, _ in engine.parameters() if name in tables]
     return {**stored, **{name: engine.as_stored(where, name, np.asarray(stored[name])) for where, name in places}}
 
 
 def _values(reference: IntegerReference, case: Case) -> dict[str, Array]:
-    """Return every tap of a reference, and the inputs of its products."""
+    """Return every tap of a reference, and its products' inputs."""
     taps = reference_taps(reference, case)
     return taps | {name + INTEGERS: x for name, x in reference.seen.items()}
 
 
 def _redrawn(engine: Any, stored: Parameters, case: Case, searching: bool) -> dict[str, ErrorScale]:
-    """Return float32's own error of each value of `_values`, from several draws (`judging.py`)."""
+    """Compute float32's own error for each value of `_values`, from several draws (`judging.py`)."""
     what = engine.config, stored, engine.int8_scales, engine.taps_with_integers(case, searching)[1]
     t64, again = _values(IntegerReference(*what, np.float64), case), Redrawn(*what, np.float32)
     draws = [_values(again, case) for _ in range(DRAWS)]
@@ -247,7 +247,7 @@ def _redrawn(engine: Any, stored: Parameters, case: Case, searching: bool) -> di
 
 
 def _valid(tap: str, case: Case) -> Array:
-    """Return which positions of a tap, or of a product's input, count (B,L)."""
+    """Return which positions (B,L) of a tap or a product's input count."""
     if not tap.endswith(INTEGERS):
         return case.valid(tap)
     of_memory = ("cross_attention.key_proj.weight", "cross_attention.value_proj.weight")
@@ -256,9 +256,9 @@ def _valid(tap: str, case: Case) -> Array:
 
 
 def _nearest(q: Array, x: Truth, fixed: ProductScales) -> Array:
-    """Return the activations nearest to the reference's that round to a runtime's integers.
+    """Return the activations nearest to the reference's that round to a runtime's integers q.
 
-    These are the reference's own, unless the integer lies on the other side of a middle. The division by 1/a rounds
+    Usually the reference's own. A flip by up to 2 * UNIT relative error is allowed, as the division by 1/a rounds
     twice.
     """
     assert fixed.activation is not None

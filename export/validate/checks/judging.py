@@ -1,19 +1,19 @@
-"""What is judged when all inputs have run: tensors, second looks, and decisions along given tokens.
+"""Judge tensors, and choices along given tokens, after all inputs have run.
 
-How large an error may be depends on the error scales of all inputs. So samples and choices are collected first.
+The allowed error of a tensor depends on the error scales of all inputs. So samples and choices are collected first.
 
-The error of the float32 reference is one draw of rounding errors. Where one sensitive token decides a tensor (few
-tokens, sharp attention, a norm of small numbers), draws differ by a factor of ten, and a lucky one makes an honest
-runtime look wrong. The same sums in another order are as good a float32: their errors are further draws, and the rule
-means their mean square. They take time, so they are drawn only for points slightly over the budget. A point far over
-its budget stays over it with any draw.
+The float32 reference's error is a single random draw of rounding errors. If a sensitive token decides a tensor (few
+tokens, sharp attention, a norm of small numbers), draws differ by a factor of ten. A lucky draw then makes a correct
+runtime look wrong. The same sums in another order are float32 results just as good, so their errors are further draws;
+the rule then uses the mean of their squares. Draws take time, so only points slightly over their budget get this second
+look. A point far over its budget stays over it with any draw.
 
-Decisions:
+Choices:
 
-    top-1, teacher-forced   the likeliest next token at every position against the float64 reference's
-    cached against full     one runtime's step-by-step logits against those of its own full pass
+    top-1, teacher-forced   the likeliest next token at every position, against the float64 reference's
+    cached against full     the likeliest token by a runtime's cached passes, against its own full pass
 
-Another choice than the reference's is accepted only at a certified tie: a gap within twice the logits' budget.
+A choice other than the reference's is accepted only at a certified tie: a gap within twice the logits' budget.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mlx_transformer.core.config import TransformerConfig
 
 @dataclass(frozen=True)
 class Sample:
-    """One tensor of one runtime for one input, still to be judged: that needs the error scales of all inputs."""
+    """A runtime's tensor for an input, not judged yet."""
 
     engine: Engine
     path: str
@@ -48,8 +48,10 @@ class Sample:
 def judged_points(
     samples: Sequence[Sample], second_look: Callable[[Case, str], ErrorScale], budget: Budget | None = None
 ) -> list[Point]:
-    """Judge the samples; points come in the order of the data. Samples slightly over the budget get a second look.
-    budget: in place of the engines' own."""
+    """Judge the samples; points come in the order of their first samples.
+
+    second_look: draws float32's error again, for samples slightly over their budget. budget: replaces the engines' own.
+    """
     parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
         parts.setdefault(sample.tap, []).append(sample.scale)
@@ -70,7 +72,7 @@ def judged_points(
 
 
 def largest_error(engine: Engine, scales: Sequence[ErrorScale]) -> float:
-    """Return the largest error that a logit of this runtime may have. scales: of the logits of all inputs."""
+    """Return the largest allowed error of this runtime's logits. scales: error scales of the logits, for all inputs."""
     budget, pool = engine.budget, ErrorScale.pooled(scales)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
 
@@ -79,16 +81,19 @@ Array = NDArray
 
 DRAWS = 8
 WORTH_A_SECOND_LOOK = 16.0
-"""Points above this share of their budget get no second look. In 12,113 taps of tiny random models the least of nine
-draws was below their mean by at most 2.6 times in 99 %, 4.9 times in 99.9 %. With norms of single numbers near zero as
-queries, it was 10 times below in one model, where every runtime erred alike."""
+"""Points above this share of their budget get no second look.
+
+In 12,113 taps of tiny random models the least of nine draws was below their mean by at most 2.6 times in 99 %, 4.9
+times in 99.9 %. In a model whose queries were norms of single numbers near zero it was 10 times below, and every
+runtime had the same error.
+"""
 
 
 class Reordered(Reference):
-    """The reference with the terms of every sum in linear maps and softmaxes in a new random order each time.
+    """The reference with sums in a new random order each time, in linear maps and softmaxes.
 
-    The terms of a softmax are added one after another. NumPy adds pairwise, which a runtime need not do, and which over
-    a thousand keys is several times as exact.
+    Softmax terms are added one after another. NumPy's pairwise sum is several times as exact over a thousand keys, and
+    runtimes needn't sum pairwise.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class Reordered(Reference):
 
 
 class SecondLook:
-    """float32's own error at every tap of a case, from `DRAWS` draws. Each case is drawn on first use."""
+    """float32's own error at every tap of a case, from `DRAWS` draws; a case is computed on first use."""
 
     def __init__(self, config: TransformerConfig, weights: Parameters, extras: Extras = TAPS_ALONE) -> None:
         self._config, self._weights, self._extras = config, weights, extras
@@ -137,12 +142,12 @@ class SecondLook:
 
 CHOOSING = ("vocabulary", "classes", "token-classes")
 """Kinds of heads whose largest logit is a choice."""
-MOST_NOTED = 1000  # of one runtime: a broken one disagrees everywhere
+MOST_NOTED = 1000  # for each runtime: a broken runtime disagrees everywhere
 
 
 @dataclass
 class _Noted:
-    """`sentences`: rows. `tokens`: valid positions. `parted`: (gap of the logits, message) of other choices."""
+    """`sentences`: rows. `tokens`: valid positions. `parted`: (gap of the logits, message) of differing choices."""
 
     sentences: int = 0
     tokens: int = 0
@@ -150,14 +155,14 @@ class _Noted:
 
 
 class Agreement:
-    """The decisions of one comparison, for each runtime and kind."""
+    """Collects the choices of a comparison, by runtime and kind of choice."""
 
     def __init__(self) -> None:
         self._noted: dict[tuple[str, str], _Noted] = {}
         self._full: dict[str, Array] = {}
 
     def add(self, runtime: str, path: str, case: Case, logits: Array | None, truth: Truth) -> None:
-        """Note the logits (B,L,V) of one path. A case's plain path must come first."""
+        """Add the logits (B,L,V) of a path. A case's plain path must come first."""
         if path == PLAIN:
             self._full.pop(runtime, None)
         if logits is None or logits.shape != truth.t64.shape:
@@ -181,9 +186,9 @@ class Agreement:
             noted.parted.append((gap, message))
 
     def judged(self, limits: Mapping[str, float]) -> Iterator[Tokens]:
-        """Judge all choices. limits: for each runtime, the largest error of a logit."""
+        """Judge all choices. limits: the largest allowed error of a logit, by runtime."""
         for (runtime, kind), noted in self._noted.items():
-            # Two tensors of the same runtime may err on either side.
+            # Cached against full: both tensors have errors, so the gap may be twice as large.
             tie = limits[runtime] * (2 if kind.startswith("top-1") else 4)
             problems = [
                 f"{message} (a tie would be at most {tie:.3g})" for gap, message in noted.parted if not gap <= tie

@@ -1,12 +1,12 @@
-"""The files of a package around its graphs, made again from the checkpoint and compared with the package's.
+"""Make the files around a package's graphs again from the checkpoint, and compare them.
 
-Graphs don't contain these files, but everybody who runs a package reads them: how a text is split into tokens, how its
-vector is made, when a search ends, the names of classes, and the files of other runtimes. So each is made again by the
-code that writes it (`package/around.py`), with the choices that the package records (`package/recorded.py`), and must
-be the same: JSON by its values, any other file by its bytes. The record itself must fit the graphs.
+Runtimes read these files beside the graphs: tokenizer, a text's vector, when a search ends, names of classes, and files
+for other runtimes, e.g. genai_config.json. Each is made again by the code of the export (`package/around.py`) with the
+choices recorded in mlx_transformer.json (`package/recorded.py`). It must be the same: JSON by its values, other files
+by their bytes. The record itself must fit the graphs.
 
-Not compared are facts that only the export itself knew (`package/recorded.py`: versions, and how lower precisions
-change results), the card, in which people write, and the manifests, which are verified.
+Not compared: facts only the export knew (`package/recorded.py`: versions, and how lower precisions change results), the
+model card, which people edit, and the manifests, which are verified before.
 """
 
 from __future__ import annotations
@@ -49,24 +49,26 @@ from .token_ids import token_problems
 
 GRAPHS_FOLDER = "onnx"
 KEYS = 3
-"""Keys that are named for one file."""
+"""Most differing keys to report for a file."""
 READ = {".json", ".onnx", ".onnx_data", ".safetensors", ".bin", ".pt", ".npz", ".model", ".spm", ".jinja", ".py"}
 READ |= {".pbtxt", ".yml", ".yaml"}
 READ_NAMES = {"vocab.txt", "merges.txt"}
-"""Other file names that some reader of such folders looks for. An unknown file with such a name is an error."""
+"""Suffixes and names of files that runtimes may look for: an unknown file with such a name is an error."""
 UNREADABLE = (UserError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""Raised by a record that describes no possible export."""
+"""Errors from a record that doesn't describe a possible export."""
 OURS = "mlx_transformer."
-"""Begins the keys of our metadata in a file."""
+"""Prefix of our metadata's keys in a file."""
 ELSEWHERE = ("source", "adapter", "versions", "shortlist", "target", "graphs", "format")
-"""Keys of the record that don't change how a runtime runs the graphs."""
+"""Keys of the record without influence on how a runtime runs the graphs."""
 OF_SCALES = ("scales", "calibration", "float32")
-"""The same for int8's entry: int8_scales.json decides."""
+"""Such keys in the entry for int8, as runtimes read int8_scales.json."""
 
 
 def package_files(opened: Checkpoint, path: Path) -> PackageFiles | None:
-    """Compare the files of a folder, or of one file with the search, that this project exported; None for other
-    exports."""
+    """Compare the files of an exported folder, or the metadata of a single file with the search.
+
+    None for another exporter's files.
+    """
     return _of_one_file(opened, path) if path.is_file() else _of_folder(opened, path)
 
 
@@ -108,7 +110,7 @@ def _of_folder(opened: Checkpoint, path: Path) -> PackageFiles | None:
 
 
 def _misleads(values: dict[str, Any], written: dict[str, Any]) -> bool:
-    """Return whether runtimes would run the graphs differently because of the record."""
+    """Return whether the record's differences would make runtimes run the graphs differently."""
 
     def run_by(record: dict[str, Any]) -> dict[str, Any]:
         precisions = {
@@ -153,7 +155,7 @@ def _of_one_file(opened: Checkpoint, file: Path) -> PackageFiles | None:
 
 
 def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
-    """Say how an entry of the metadata differs; JSON is compared by its values."""
+    """Describe how a metadata entry differs; JSON is compared by its values."""
     if found is None or expected is None:
         if found != expected:
             yield f" is {'missing' if found is None else 'there'}, the checkpoint gives {_shown(expected)}"
@@ -172,7 +174,7 @@ def _of_key(found: str | None, expected: str | None) -> Iterator[str]:
 
 
 def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Name the inputs of a search whose default isn't the model's setting."""
+    """Report a search's inputs whose default isn't the model's setting."""
     own, inputs = inputs_of(settings), {value.name for value in graph.input}
     for tensor in graph.initializer:
         if tensor.name in inputs and (expected := default_of(tensor.name, own)) is not None:
@@ -182,7 +184,7 @@ def _defaults(graph: onnx.GraphProto, settings: Mapping[str, Any]) -> Iterator[s
 
 
 def differences(file: Path, contents: bytes) -> Iterator[str]:
-    """Say how a file differs from its expected contents."""
+    """Describe how a file differs from its expected contents."""
     if not file.is_file():
         yield "is missing"
         return
@@ -210,7 +212,7 @@ def differences(file: Path, contents: bytes) -> Iterator[str]:
 
 
 def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
-    """Name each key whose value or type differs."""
+    """Describe each key with another value or type, e.g. `beam is 4, the checkpoint gives 5`."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys([*expected, *found]):
             inner = (f"{key}.{name}" if key else name) if name.isidentifier() else f"{key}[{_shown(name)}]"
@@ -224,8 +226,7 @@ def differing(found: Any, expected: Any, key: str = "") -> Iterator[str]:
 
 
 def parsed(contents: bytes) -> Any:
-    """Parse a JSON file. `ValueError` if it isn't JSON, or if a key stands twice, as some readers take the first
-    one."""
+    """Parse JSON. Raises ValueError if it isn't JSON or has a key twice (some readers use the first, some the last)."""
     return json.loads(contents.decode(), object_pairs_hook=_once)
 
 
@@ -250,7 +251,7 @@ def _own(graph: str, data: str) -> bool:
 
 
 def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Return {graph: its data file} of a plan, and the differences between these graphs and the record."""
+    """Return ({graph: its data file} of a plan, differences between these graphs and the record)."""
     graphs, problems = {}, []
     for precision in plan.precisions:
         suffix = PRECISIONS[precision].suffix
@@ -268,7 +269,7 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
-    """Say how the record doesn't fit a graph: inputs, outputs, and operators for blocks."""
+    """Describe how a graph doesn't fit the record: inputs, outputs, and operators for blocks."""
     if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
         ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
         inputs = [value for value in graph.input if value.name not in weights]
@@ -288,8 +289,10 @@ def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> It
 
 
 def _unlike_blocks(plan: Plan, precision: str, graph: onnx.GraphProto, classifies: bool) -> Iterator[str]:
-    """Say where the type of activations isn't the record's. classifies: the graph multiplies with the token table,
-    whose operators show the type in every target."""
+    """Describe where the type of activations isn't the record's.
+
+    classifies: the graph has the classifier, whose operators show the type in every target.
+    """
     nodes = list(all_nodes(graph))
     levels = {a.i for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == _LEVEL}
     if levels - {ACTIVATIONS[plan.activations]}:
@@ -326,8 +329,10 @@ _TYPES = {"FLOAT": "float32"}
 
 
 def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
-    """Name the files that no manifest lists, so that damage to them would go unnoticed. Folders without a manifest
-    have none."""
+    """Report files missing in their folder's manifest, as damage to them would go unnoticed.
+
+    Nothing is reported for a folder without a manifest.
+    """
     outer, inner = read_manifest(folder), read_manifest(folder / GRAPHS_FOLDER)
     for name in sorted(names):
         place, _, last = name.rpartition("/")
@@ -337,7 +342,7 @@ def _unlisted(folder: Path, names: set[str]) -> Iterator[str]:
 
 
 def _why(error: Exception, record: str, folder: Path) -> str:
-    """Describe an error of the record, or of another file that it names."""
+    """Describe an error in the record, or in a file it refers to."""
     if isinstance(error, UserError) and str(error).startswith(f"{folder}/"):
         return str(error).removeprefix(f"{folder}/")
     why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

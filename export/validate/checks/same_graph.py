@@ -1,14 +1,14 @@
-"""A file's graph against the one that export builds from the checkpoint: node by node, inner graphs included.
+"""Compare a file's graph with the graph built from the checkpoint again: node by node, inner graphs included.
 
-The graph is built again with the choices that a package records: target, precision, activations, scales, layer of
-attention. Nothing is written, and weights get their values when they are read.
+The graph is built with the choices in the package's record: target, precision, activations, scales, layer of attention.
+Nothing is written, and weights get their values when they are read.
 
-Nodes are matched by name, values by the node that makes them. So a file may store a tensor elsewhere, list its nodes in
-another order that works, spell out an attribute's default, or rename an inner value. Reported are:
+Nodes are matched by name, values by the node behind them. So a file may store a tensor elsewhere, list its nodes in
+another valid order, spell out an attribute's default, or rename an inner value. Reported differences:
 
-    a node that only one of the two graphs has
+    a missing or extra node
     another operator, domain, attribute, input, or number of results
-    another constant, or another value of a tensor that export computes from weights (parameters: `weights.py`)
+    another constant, or other values of a tensor computed from weights (parameters: see `weights.py`)
     other inputs and outputs, types, shapes, defaults, opsets, functions
 """
 
@@ -40,7 +40,7 @@ from .package_files import UNREADABLE
 
 
 def same_graphs(engine: OnnxFiles) -> tuple[int, list[str]]:
-    """Compare an engine's graphs with those that export builds: (how many nodes, differences in words)."""
+    """Compare an engine's graphs with newly built graphs: (number of nodes, differences in words)."""
     nodes, problems = 0, list[str]()
     try:
         graphs = list(expected_graphs(engine))
@@ -54,8 +54,10 @@ def same_graphs(engine: OnnxFiles) -> tuple[int, list[str]]:
 
 
 def expected_graphs(engine: OnnxFiles) -> Iterator[tuple[str, ir.Model]]:
-    """Yield (name, the graph that export builds) for an engine's files; nothing without a checkpoint, or for other
-    exporters' files."""
+    """Build the graphs of an engine's files again and yield (name, graph).
+
+    Yields nothing without a checkpoint, or for another exporter's files.
+    """
     if engine.checkpoint is None:
         return
     if isinstance(engine, SearchEngine):
@@ -80,7 +82,10 @@ def _of_folder(engine: OnnxEngine) -> Iterator[tuple[str, ir.Model]]:
 
 
 def _closest(engine: SearchEngine) -> ir.Model:
-    """Build the graph of one file for each target and return the nearest one: the file doesn't record its target."""
+    """Build the graph of a single file with the search for every target, and return the most similar graph.
+
+    Such a file doesn't record its target.
+    """
     assert engine.checkpoint is not None
     path, text = engine.files["search"], engine.model.takes_text
     got, best, fewest = ir.load(path), None, 0
@@ -104,8 +109,7 @@ Key = tuple[Any, ...]
 
 
 class Comparison:
-    """The comparison of one graph. `nodes`: how many the expected graph has. `problems`: the differences in words,
-    extra nodes first."""
+    """Compares two graphs. `nodes`: how many the expected graph has. `problems`: the differences, extra nodes first."""
 
     def __init__(self, expected: ir.Model, got: ir.Model) -> None:
         self.nodes = 0
@@ -125,7 +129,7 @@ class Comparison:
         return [*self._more, *self._missing, *self._other]
 
     def _graphs(self, expected: ir.Graph, got: ir.Graph, path: Key) -> None:
-        """Compare the nodes and outputs of two graphs."""
+        """Compare the nodes and outputs of two graphs. path: the nodes and attributes around an inner graph."""
         self._expected.enter(expected, path)
         self._got.enter(got, path)
         known, found = {n.name: n for n in _operators(expected)}, dict[str | None, ir.Node]()
@@ -181,7 +185,7 @@ class Comparison:
                 self._other.append(f"{label}: {name} is {words[0]}, has to be {words[1]}")
 
     def _values(self, place: str, expected: ir.Value | None, got: ir.Value | None) -> None:
-        """Compare one input: constants by their contents, other values by the node that makes them."""
+        """Compare an input of two nodes: constants by their contents, other values by the node behind them."""
         a, b = self._expected.constant(expected), self._got.constant(got)
         if a is not None and b is not None and expected is not None and got is not None:
             if is_parameter(expected) and expected.name != got.name:
@@ -219,8 +223,7 @@ class Comparison:
                 self._other.append(f"opset {name or 'ai.onnx'} is {is_}, has to be {has_to_be}")
 
     def _initializers(self) -> None:
-        """Report tensors of the file that no node reads, and two tensors with one name, of which a comparison of
-        weights sees only one."""
+        """Report unused tensors, and two tensors with the same name: `weights.py` would see only the last."""
         seen = set[str]()
         for graph in self._got.graphs:
             for name, value in graph.initializers.items():
@@ -231,7 +234,7 @@ class Comparison:
                     self._other.append(f"{name}: a tensor that nothing reads")
 
     def _contents(self) -> None:
-        """Compare tensors. Tensors that are computed together are compared one after another."""
+        """Compare tensors, in an order that keeps tensors computed together next to each other."""
         done = set[tuple[int, int]]()
 
         def made(entry: tuple[str, ir.Value | None, Any, Any]) -> str:
@@ -246,7 +249,7 @@ class Comparison:
 
 
 class _Side:
-    """One of the two models, and the node that makes each of its values."""
+    """Either of the two models, with a key for each value: the path to the node behind it."""
 
     def __init__(self, model: ir.Model) -> None:
         self.graphs = [model.graph, *model.graph.subgraphs()]
@@ -264,7 +267,7 @@ class _Side:
         return None if value is None else self._keys.get(id(value), ("unknown", value.name))
 
     def constant(self, value: ir.Value | None) -> ir.TensorProtocol | None:
-        """Return a value's constant tensor, from a Constant or an initializer that is no input; None if it has none."""
+        """Return a value's tensor if it is a Constant or an initializer (without a graph input); else None."""
         if value is None or value.is_graph_input():
             return None
         maker = value.producer()
@@ -294,7 +297,7 @@ def _source(value: ir.Value | None) -> str:
 
 
 def _without_end(values: Iterable[ir.Value | None]) -> list[ir.Value | None]:
-    """Return a node's inputs, without omitted ones at the end."""
+    """Return a node's inputs, without omitted inputs at the end."""
     read = [None if value is None or value.name == "" else value for value in values]
     while read and read[-1] is None:
         read.pop()
@@ -309,7 +312,7 @@ def _port(value: ir.Value) -> str:
 
 
 def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
-    """Return an attribute's value, numbers as a file holds them; the operator's default if it isn't there."""
+    """Return an attribute's value, by default the operator's default. Floats are rounded to float32, as in files."""
     if attribute is None:
         try:
             schema = onnx.defs.get_schema(node.op_type, node.version or onnx.defs.onnx_opset_version(), node.domain)
@@ -329,10 +332,10 @@ def _plain(node: ir.Node, name: str, attribute: ir.Attr | None) -> Any:
 
 
 def _difference(expected: ir.TensorProtocol, got: ir.TensorProtocol, parameter: bool) -> str:
-    """Say how two tensors differ; empty if they don't.
+    """Describe how two tensors differ; "" if they don't.
 
-    parameter: its contents are compared elsewhere. Another machine may round the last bit of a sum, sine or power in a
-    table differently; single numbers are exact everywhere.
+    parameter: compare only type and shape, as `weights.py` compares the contents. In a table of floats a difference in
+    the last bit is fine, as another machine may round a sum, sine or power differently; single numbers must be exact.
     """
     shapes = [tuple(map(int, tensor.shape.numpy())) for tensor in (expected, got)]
     if expected.dtype != got.dtype or shapes[0] != shapes[1]:

@@ -1,12 +1,12 @@
-"""The same network on both sides, by its operations: MLX's trace, the ONNX graph, and the architecture.
+"""Check the operations of MLX's trace and of the ONNX graphs against the architecture.
 
-Numbers can agree by chance where a parameter hardly matters. So every parameter must have a path to the output, there
-must be as many matrix products and softmaxes as in the architecture, and operators' attributes, e.g. an epsilon, must
-be the architecture's (`attributes.py`). A fused attention counts as its two products and one softmax, a product with a
-sum (AddMM, Gemm) as one product. And each graph must be, node by node, the one that export builds from the checkpoint
-(`same_graph.py`), so that it has no nodes that test inputs don't happen to reach.
+Numbers can agree by chance if a parameter hardly matters. So every parameter must have a path to the output, the
+numbers of matrix products and softmaxes must be the architecture's, and so must operators' attributes, e.g. an epsilon
+(`attributes.py`). A fused attention counts as two products and a softmax, a product with a sum (AddMM, Gemm) as a
+single product. Each graph must also be the graph built from the checkpoint again, node by node (`same_graph.py`): test
+inputs may not reach every node.
 
-MLX, and the code that builds graphs, are imported inside functions.
+MLX and the code that builds graphs are imported inside functions.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ ONNX_COUNTS = (
     )
 )
 AMONG_CANDIDATES = "/logits.yes/"
-"""Part of the names of nodes that a search runs in place of all logits (`search/vocabulary.py`)."""
-OF_SAMPLING = 1  # softmaxes of a search that the network doesn't have
+"""In the names of nodes that a search with a shortlist runs instead of the classifier (`search/vocabulary.py`)."""
+OF_SAMPLING = 1  # softmaxes of a search, beyond the network's
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The parts of one runtime's graph.
+    """The operations of a runtime's graph.
 
     `expected`: (matrix products, softmaxes) of the architecture. `unused`: parameters without a path to the output.
-    `attributes`: how many were compared, in all graphs; `wrong`: the wrong ones, in words.
+    `attributes`: how many were compared, in all graphs. `wrong`: every difference found, in words.
     """
 
     runtime: str
@@ -78,7 +78,7 @@ class Structure:
     attributes: int = 0
     wrong: tuple[str, ...] = ()
     nodes: int = 0
-    """How many nodes were compared with the graphs that export builds; 0 for other exporters' graphs."""
+    """How many nodes were compared with newly built graphs; 0 for another exporter's graphs."""
 
     @property
     def passed(self) -> bool:
@@ -86,7 +86,7 @@ class Structure:
 
     @property
     def problem(self) -> str:
-        """The structure's fault in words; empty if it has none."""
+        """The first differences in words; "" if there are none."""
         if self.unused:
             return f"no way to the output from {', '.join(self.unused[:3])}" + (" ..." if len(self.unused) > 3 else "")
         if self.wrong:
@@ -98,10 +98,10 @@ class Structure:
 
 
 def expected_counts(config: TransformerConfig) -> tuple[int, int]:
-    """Count the matrix products and softmaxes of one full pass, from the table of parameters.
+    """Count (matrix products, softmaxes) of a full pass, from the table of parameters.
 
-    Each projection is a product, and so is the classifier, tied or not. Each attention (one with queries) is two more
-    products and a softmax.
+    Each projection is a product, and so is the classifier, tied or not. Each attention with queries (an SSRU has none)
+    adds two products and a softmax.
     """
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
@@ -110,7 +110,7 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
 
 
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
-    """Yield the structure of each engine whose operations can be read."""
+    """Yield the structure of each engine with readable operations: ONNX files, or MLX."""
     same: dict[tuple[Any, ...], tuple[int, list[str]]] = {}  # several runtimes may run the same files
     for engine in engines:
         config, files, nodes = engine.config, engine.capabilities.files, 0
@@ -142,12 +142,12 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
 
 
 def _place(problem: str) -> tuple[str, ...]:
-    """Return the graph and the node that a problem names."""
+    """Return the graph and the node in a problem's text."""
     return tuple(problem.split(": ")[:2])
 
 
 def _differing(engine: OnnxFiles) -> Iterator[str]:
-    """Name the products whose fixed scales differ from the checkpoint's own, if the files claim to have these."""
+    """Report products whose fixed scales differ from the checkpoint's, if the files say they have the checkpoint's."""
     assert engine.checkpoint is not None
     own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
     if own is not None and own.origin == used.origin:
@@ -183,12 +183,12 @@ def _of_mlx(engine: Any) -> tuple[tuple[int, int], set[str]]:
     edges = [([i[0] for i in p["inputs"]], [o[0] for o in p["outputs"]]) for p in primitives]
     read = reached([output[0] for output in outputs], edges)
     products, softmaxes = _count((p["name"] for p in primitives), MLX_COUNTS)
-    products -= sum(name.rpartition(".")[2] in (A, B) for name in weights)  # each is multiplied with once
+    products -= sum(name.rpartition(".")[2] in (A, B) for name in weights)  # an adapter's A and B: a product each
     return (products, softmaxes), {name for name, i in keywords if i in read}
 
 
 def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
-    """Return ((matrix products, softmaxes), parameters used) in the graphs of one full pass."""
+    """Return ((matrix products, softmaxes), names of used parameters) for the graphs of a full pass."""
     files, searches = engine.capabilities.files, engine.capabilities.shows == "tokens"
     if searches:
         names = list(files)
@@ -212,15 +212,17 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 
 def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph and its inner graphs, without nodes that only compute an optional output:
-    `cross_attention` beside a fused attention, or an output for a text (`TEXT_OUTPUTS`)."""
+    """Return the nodes of a graph and its inner graphs, without nodes for optional outputs only.
+
+    Optional are `cross_attention` beside a fused attention, and a text's outputs (`TEXT_OUTPUTS`).
+    """
     outputs = [output.name for output in graph.output]
     needed = [name for name in outputs if name not in (CROSS_ATTENTION, *TEXT_OUTPUTS.values())]
     return list(all_nodes(graph)) if needed == outputs else list(_needed_nodes(graph, needed))
 
 
 def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that these outputs depend on, inner graphs included."""
+    """Yield the nodes behind these outputs, inner graphs included."""
     read = reached(outputs, edges_of(graph))
     for node in graph.node:
         if read & {*node.output}:
@@ -231,8 +233,10 @@ def _needed_nodes(graph: onnx.GraphProto, outputs: Iterable[str]) -> Iterator[on
 
 
 def _needed_of_loop(node: onnx.NodeProto, body: onnx.GraphProto, read: set[str]) -> list[onnx.ValueInfoProto]:
-    """Return the outputs of a Loop's body that its needed outputs depend on: the condition, their own last values,
-    and everything that is carried from step to step for them."""
+    """Return the outputs of a Loop's body behind the Loop's outputs in `read`.
+
+    These are the condition, the outputs' own last values, and every carried value they depend on.
+    """
     edges = list(edges_of(body))
     carried = range(len(node.input) - 2)  # behind the number of steps and the condition
     needed = {0, *(1 + i for i, name in enumerate(node.output) if name in read)}
@@ -251,7 +255,7 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _beside_others(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products that are part of another one, as their integers lie side by side."""
+    """Count products merged into another product, as their integer matrices are concatenated."""
     joined = {node.output[0]: len(node.input) - 1 for node in nodes if node.op_type == "Concat"}
     return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in QUANTISED)
 

@@ -1,9 +1,11 @@
-"""The ids of text by a package's own files, as programs that know nothing of us read them, beside the checkpoint's.
+"""Check that other programs get the checkpoint's token ids from a package's tokenizer files.
 
-Its tokenizer.json is read by `tokenizers`, which is what transformers, Optimum and sentence-transformers cut text with;
-special tokens are split where its tokenizer_config.json says so. Text is lines of 20 scripts, the tokens that the
-model's maker added in the midst of them, the prompts of an encoder, and pairs. Of vocabularies in which not each piece
-has its id (`published_ids.py`) no other program can read the file: there our reader stands in for it.
+transformers, Optimum and sentence-transformers tokenize with the library `tokenizers`, so the check reads the package's
+tokenizer.json with it, and with this project's tokenizer. Special tokens in the text are split if tokenizer_config.json
+says so. The text: lines in 20 scripts, the model's added tokens within lines, an encoder's prompts, and pairs.
+
+Some vocabularies look ids up apart from the pieces (role "lookup" in `published_ids.py`). Other programs can't read such
+a file, so only this project's tokenizer reads it.
 """
 
 from __future__ import annotations
@@ -52,11 +54,11 @@ LINES = (
     "a",
 )
 MANY = 12
-"""Added tokens that are tried, the first and the last of them; a vocabulary may have hundreds."""
+"""Most added tokens to try, half of them the first and half the last; a vocabulary may have hundreds."""
 
 
 def token_problems(opened: Checkpoint, folder: Path) -> list[str]:
-    """Return where a package's files give other ids than the checkpoint's tokenizer, one line for each file."""
+    """Compare the ids from a package's tokenizer files with the checkpoint's tokenizer; a line for each wrong file."""
     text = opened.tokenizer_json()
     if text is None:
         return []
@@ -66,9 +68,9 @@ def token_problems(opened: Checkpoint, folder: Path) -> list[str]:
     for name, own in parts.items():
         file = folder / name
         if not file.is_file():
-            continue  # said elsewhere
+            continue  # `package_files.py` reports it
         try:
-            settings = optional_object(folder / "tokenizer_config.json")  # of a joint vocabulary, which others read
+            settings = optional_object(folder / "tokenizer_config.json")  # for a joint vocabulary
             splits = name != JOINT or settings.get("split_special_tokens") is True
             difference = _difference(own, read_text(file), splits, prompts)
         except (UserError, ValueError) as error:
@@ -78,7 +80,7 @@ def token_problems(opened: Checkpoint, folder: Path) -> list[str]:
 
 
 def lines_of(tokenizer: Tokenizer, prompts: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the text that is cut: lines, the maker's tokens within them, and lines behind a prompt."""
+    """Yield the lines to tokenize: `LINES`, lines with the model's added tokens, and lines after each prompt."""
     yield from LINES
     added = tokenizer.source.added
     for i, token in enumerate(added if len(added) <= MANY else [*added[: MANY // 2], *added[-MANY // 2 :]]):
@@ -90,8 +92,11 @@ def lines_of(tokenizer: Tokenizer, prompts: Sequence[str] = ()) -> Iterator[str]
 
 @lru_cache(maxsize=8)
 def _difference(own: str, text: str, splits: bool, prompts: tuple[str, ...]) -> str | None:
-    """Return the first line that two files cut otherwise, ours and a package's. splits: a typed special token is
-    text."""
+    """Describe the first line with other ids by `text` than by `own`; None if there is none.
+
+    own, text: the tokenizer.json of the checkpoint and of the package. splits: special tokens in a line are split like
+    any text.
+    """
     ours, theirs = Tokenizer(own), Tokenizer(text)
     specification = json.loads(text)
     lines = [*lines_of(ours, prompts), *_typed_roles(json.loads(own))]
@@ -118,8 +123,11 @@ def _difference(own: str, text: str, splits: bool, prompts: tuple[str, ...]) -> 
 
 
 def _typed_roles(specification: dict[str, Any]) -> Iterator[str]:
-    """Yield lines in which somebody typed tokens with a role. The library takes them for the tokens where they are
-    pieces too, whatever it is told."""
+    """Yield lines with special tokens typed as text.
+
+    Nothing for SentencePiece and unigram vocabularies: there `tokenizers` always takes such text for the token, even
+    with `encode_special_tokens`.
+    """
     if is_sentencepiece(specification) or isinstance(specification["model"].get("vocab"), list):
         return
     for token in [token for token in added_tokens(specification) if token.special][:MANY]:
@@ -127,11 +135,11 @@ def _typed_roles(specification: dict[str, Any]) -> Iterator[str]:
 
 
 def _has_pairs(tokenizer: Tokenizer) -> bool:
-    """Return whether the vocabulary is an encoder's, whose pairs a model reads."""
+    """Return whether the vocabulary is an encoder's (it has a mask token), so that models may read pairs."""
     return roles_of(json.loads(tokenizer.own_json())).get("mask") is not None
 
 
 def _prompts(opened: Checkpoint) -> list[str]:
-    """Return the prompts of an encoder that gives vectors."""
+    """Return the prompts of an encoder that gives vectors, from its embedding.json."""
     embedding = read_embedding(opened.folder, opened.config.d_model)
     return [] if embedding is None else [prompt for prompt in embedding.prompts.values() if prompt]

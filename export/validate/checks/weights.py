@@ -1,10 +1,10 @@
-"""Parameters, bit for bit wherever a runtime or a file holds them, and every byte of data files.
+"""Check parameters bit for bit in every runtime and file, and every byte of data files.
 
-If a file quantises a parameter, it must hold the checkpoint's parameter quantised in the same way.
+A quantised parameter in a file must be the checkpoint's parameter quantised in the same way.
 
-Every byte of a data file belongs to a tensor of some graph, or to the padding before one. Comparing numbers can't show
-bytes that nobody reads: remains of another model, or a tensor that no graph has any more. And a graph may read the
-right values from a wrong place, where two tensors overlap.
+Every byte of a data file must belong to a tensor of some graph, or to the padding before a tensor. Comparing values
+can't find unused bytes, e.g. remains of another model. Nor can it find overlapping tensors that happen to have the
+right values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = NDArray
 
 
 def check_weights(engine: Engine, stored: Parameters) -> Iterator[Weights]:
-    """Check every place in which an engine holds parameters. They are read one at a time."""
+    """Check the parameters in each of an engine's files, or in its memory. Parameters are read one at a time."""
     places: dict[str, dict[str, Array | Stored]] = {}
     for where, name, array in engine.parameters():
         places.setdefault(where, {})[name] = array
@@ -55,7 +55,7 @@ def check_weights(engine: Engine, stored: Parameters) -> Iterator[Weights]:
 
 
 def difference(name: str, expected: Array | None, got: Array) -> str:
-    """Say how two arrays differ bit for bit; empty if they don't."""
+    """Describe how two arrays differ bit for bit; "" if they don't."""
     if expected is None:
         return f"{name} is no parameter of the checkpoint"
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -71,8 +71,10 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
 
 
 def reference_weights(engine: Engine, stored: Parameters) -> Parameters:
-    """Return the parameters of the network that a runtime is judged by: the checkpoint's. A runtime that multiplies
-    float32 activations with weights stored as integers computes another network, that of these weights."""
+    """Return the parameters for the reference that judges an engine, usually the checkpoint's own.
+
+    With float32 activations and quantised weights an engine computes another network: the quantised weights' values.
+    """
     if engine.activations != "float32":
         return stored
     places = {name: where for where, name, _ in engine.parameters() if name in stored}
@@ -80,13 +82,12 @@ def reference_weights(engine: Engine, stored: Parameters) -> Parameters:
     return {**stored, **own}
 
 
-LISTED = 8  # problems of one file
+LISTED = 8  # most problems to report for a file
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file and its readers. `size`, `padding`: bytes. `tensors`: each counted once, however many graphs
-    have it."""
+    """A data file and its readers. `size`, `padding`: bytes. `tensors`: shared tensors are counted once."""
 
     file: str
     size: int
@@ -107,7 +108,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Where a tensor's bytes lie: [start, end)."""
+    """A tensor's place in a data file: bytes [start, end)."""
 
     start: int
     end: int
@@ -120,9 +121,11 @@ class _Tensor:
 
 
 def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
-    """Check every data file in the folders, or beside the single files, that these engines run. All graphs in a
-    folder count, even those that no engine runs, as several share one data file. `UserError` for an unreadable
-    graph."""
+    """Check every data file in these engines' folders, or beside their single files.
+
+    All graphs in a folder count, also graphs that no engine runs, as graphs share data files. Raises UserError if a
+    graph can't be read.
+    """
     places = {}
     for engine in engines:
         for path in engine.capabilities.files.values():
@@ -137,7 +140,7 @@ def data_files(engines: Iterable[Engine]) -> Iterator[DataFile]:
 
 
 def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
-    """Check one file. Different tensors may share the same bytes, if they share all of them and have the same type."""
+    """Check a data file. Tensors may share bytes only if they have the same start, end and type."""
     if not path.is_file():
         return DataFile(path.name, 0, len({t.graph for t in tensors}), len(tensors), 0, ("is missing",))
     size, end, padding = path.stat().st_size, 0, 0
@@ -170,7 +173,7 @@ def _checked(path: Path, tensors: list[_Tensor]) -> DataFile:
 
 
 def _unread(path: Path, start: int, end: int) -> str:
-    """Say what is wrong with the bytes between two tensors; empty for padding that aligns the second one."""
+    """Describe the bytes between two tensors; "" if they are zeros that align the second tensor."""
     if end - start >= ALIGNMENT or end % ALIGNMENT:
         return _bytes(start, end)
     with open_file(path) as file:
@@ -185,7 +188,7 @@ def _bytes(start: int, end: int) -> str:
 
 
 def _external(file: Path) -> Iterator[tuple[str, _Tensor]]:
-    """Yield (data file, tensor) for all tensors of a graph and its inner graphs that are in a data file."""
+    """Yield (data file, tensor) for all external tensors of a graph and its inner graphs."""
     data = read_protobuf(file)
     try:
         graph = onnx.load_from_string(data).graph

@@ -1,10 +1,10 @@
-"""Engines: everything that can run a Transformer, behind one protocol (`protocol.py`), a row of one table each.
+"""Engines run a Transformer, e.g. in MLX or ONNX Runtime, all with the same methods (`protocol.py`).
 
     engine = open_engine("onnxruntime:cpu:none", checkpoint, Path("run/onnx"))
 
-Engines that run the graphs of a folder share one runner (`onnx_engine.py`) and differ in how they open a graph. An
-engine's module is imported when the engine is opened. One that can't run here raises `Unavailable`, exit status 3.
-`../rule.txt` lists the runtimes for people.
+`ENGINES` is the table of runtimes; `../rule.txt` explains them to users. Engines for an ONNX folder's graphs share
+`onnx_engine.py` and differ in how they open a graph. An engine's module is imported when the engine is opened. An
+engine that can't run here raises `Unavailable` (exit status 3).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["ENGINES", "Engine", "Node", "Placement", "Unavailable", "default_run
 
 
 class Row(NamedTuple):
-    """One runtime: its engine, as module:class, and the words that may follow its name after colons."""
+    """A runtime: its engine as module:class, and the meaning of the words after its name, e.g. mlx:gpu:float16."""
 
     engine: str
     words: tuple[str, ...] = ()
     runs_graphs: bool = True
-    """It runs the graphs of an ONNX folder; otherwise it runs the checkpoint itself."""
+    """Whether it runs an ONNX folder's graphs. Otherwise it runs the checkpoint."""
 
 
 ENGINES = {
@@ -41,30 +41,32 @@ ENGINES = {
     "js": Row("js_engine:JsEngine", runs_graphs=False),
     "reference": Row("reference_engine:of_checkpoint", ("precision",), runs_graphs=False),
 }
-# Packages of another form than a folder of portable graphs, which only ONNX Runtime runs.
+# Engines for exports that only ONNX Runtime runs: a single file with the search, and graphs of target cpu.
 ONE_FILE = "opaque_engines:SearchEngine"
 CPU, CPU_ENCODER = "cpu_engine:CpuEngine", "cpu_engine:CpuEncoderEngine"
 DEFAULT = ("mlx", "onnxruntime")
 
 
 def default_runtimes() -> tuple[str, ...]:
-    """Return the runtimes that are judged by default: the CPU's, and MLX's GPU if there is one."""
+    """The default runtimes: MLX and ONNX Runtime on the CPU, and MLX on the GPU if the machine has one."""
     from .mlx_engine import has_gpu
 
     return (*DEFAULT, "mlx:gpu") if has_gpu() else DEFAULT
 
 
 def full_name(name: str) -> str:
-    """Return a runtime's name as in `ENGINES`: other commands call ONNX Runtime onnx."""
+    """Return a runtime's name as in `ENGINES`, e.g. onnx:cpu -> onnxruntime:cpu (other commands say onnx)."""
     runtime, colon, words = name.partition(":")
     return f"onnxruntime{colon}{words}" if runtime == "onnx" else name
 
 
 def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, threads: int | None = None) -> Engine:
-    """Open an engine by its name, e.g. "onnxruntime:cpu". `UserError` if it is unknown, `Unavailable` if it can't run.
+    """Open an engine by its runtime's name, e.g. "onnxruntime:cpu".
 
-    checkpoint: None to run ONNX files without one. threads: of one operator in ONNX Runtime, by
-    default the machine's cores; MLX and NumPy have no such setting.
+    checkpoint: None runs an ONNX folder without a comparison. threads: per operator in ONNX Runtime, by default the
+    machine's cores; no effect in MLX and NumPy.
+
+    Raises UserError for an unknown runtime or the wrong kind of model, and Unavailable if the runtime can't run here.
     """
     name = full_name(name)
     runtime, *words = name.split(":")
@@ -88,7 +90,7 @@ def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, thr
 
 
 def _graphs_for(runtime: str, onnx: Path | None) -> tuple[Path, str]:
-    """Return the graphs that a runtime is given, and the engine for their form."""
+    """Return (path, engine) for a runtime and an ONNX folder or file. The engine depends on the kind of export."""
     if onnx is None:
         raise UserError(f"{runtime} needs the folder of an exported model")
     if onnx.is_file():

@@ -1,10 +1,9 @@
-"""Packages of the target `cpu`, whose decoder takes one token a run: every pass over a target is a cached pass.
+"""Engines for exports with target `cpu`. Their decoder reads a token a run, so every pass over a target is cached.
 
-`CpuModel` runs as it translates, against the same reference. Operators that compute several things at once leave out
-values, such as a sub-layer's own output where its product starts from the residual (`targets/cpu/gemm.py`):
-`missing_taps` names the taps that don't exist.
+`CpuModel` runs the graphs as in a translation, and the same reference judges it. Fused operators leave out values, e.g.
+a sub-layer's own output if its product adds the residual (`targets/cpu/gemm.py`); `missing_taps` lists such taps.
 
-Shapes: N tokens of the sources, B sentences, S source, T target tokens decoded one a run, D model, H heads.
+Shapes: N tokens of all sources, B sentences, S source, T target tokens (a run each), D model, H heads.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from .onnxruntime_engine import OnnxRuntimeEngine
 Array = NDArray
 OPERATORS = {"self_attention": "DecoderMaskedMultiHeadAttention", "cross_attention": "MultiHeadAttention"}
 SCORES = 3
-"""The index of the scores (masked and biased) among an operator's outputs; optional, since ONNX Runtime 1.22."""
+"""Index of an operator's output with the masked and biased scores; optional, since ONNX Runtime 1.22."""
 
 
 class CpuEngine(OnnxRuntimeEngine):
-    """ONNX Runtime on the CPU over encoder_cpu and decoder_cpu."""
+    """ONNX Runtime on the CPU with encoder_cpu and decoder_cpu."""
 
     def __init__(
         self, checkpoint: Checkpoint | None, onnx_folder: Path, device: str = "cpu", *options: Any, **named: Any
@@ -58,14 +57,14 @@ class CpuEngine(OnnxRuntimeEngine):
         self.memory = next((name for name in reversed(names) if name.startswith("encoder.")), "")
         observed = {self.memory}.union(*(session.taps for session in tapped.values()))
         missing = tuple(name for name in names if name not in observed)
-        # Several operations are one node, and a tap names fewer points than the reference has.
+        # isolates=None: nodes combine several operations, so there are fewer points than in the reference.
         self.capabilities = replace(self.capabilities, missing_taps=missing, isolates=None, among=pair is not None)
 
     def logits(self, case: Case) -> Array:
         return self._logits_of(self.graphs, case)
 
     def taps(self, case: Case) -> dict[str, Array]:
-        """See `Engine`; values are in the places of the case's tokens. The encoder's last tap is its output."""
+        """See `Engine`. The encoder's tokens are put back to their places; its last tap is its output."""
         self._observed = {}
         taps = {"logits": self._logits_of(self.tapped, case)}
         for name, runs in self._observed.items():
@@ -86,7 +85,7 @@ class CpuEngine(OnnxRuntimeEngine):
         }
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """See `Engine`; as users of the folder get it: sources' tokens in their places, step by step."""
+        """See `Engine`. Computed step by step, as for users of the folder."""
         return {PLAIN: self.graphs.attention(case.inputs, case.source_mask, case.target_ids)}
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Any:
@@ -96,7 +95,7 @@ class CpuEngine(OnnxRuntimeEngine):
         return {}
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
-        """Put the encoder's tokens (N, D) back to their places (B, S, D), zeros on padding."""
+        """Put the encoder's tokens (N, D) back to their places (B, S, D), 0 on padding; stack the decoder's runs."""
         if not name.startswith("encoder."):
             return np.stack(runs, axis=1)
         tap = np.zeros((*case.ids.shape, runs[0].shape[-1]), runs[0].dtype)
@@ -104,7 +103,7 @@ class CpuEngine(OnnxRuntimeEngine):
         return tap
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """See `Engine`; the decoder's attention weights are the softmax of its operators' scores."""
+        """See `Engine`. The decoder's attention weights are computed from its operators' scores."""
         inside = [name for name in names if name.endswith(".weights")]
         points = {}
         if len(inside) < len(names):
@@ -117,7 +116,7 @@ class CpuEngine(OnnxRuntimeEngine):
         return points
 
     def _scoring(self, points: Sequence[str]) -> TappedSession:
-        """Open a copy of the decoder that shows its operators' scores under the names of their weights."""
+        """Open a copy of the decoder with its operators' scores as outputs, named like their weights."""
         if (key := (DECODER_CPU, *points)) not in self._tapped_sessions:
             model = onnx.load(self.files[DECODER_CPU], load_external_data=False)
             outputs = show_scores(model.graph, points)
@@ -129,7 +128,7 @@ class CpuEngine(OnnxRuntimeEngine):
     def search(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
     ) -> list[tuple[list[int], float]]:
-        """See `Engine`. Greedy tokens are those of `generate` if the graph chooses them; their score is unknown."""
+        """See `Engine`. Greedy search uses `generate`, as the graph may choose the tokens itself; scores are then 0."""
         if options.beam == 1 and not options.sample:
             inputs = {**search_inputs(sources), "candidates": candidates, **vars(options)}
             rows = generate(self.graphs, **inputs)  # type: ignore[arg-type]
@@ -149,7 +148,7 @@ class CpuEngine(OnnxRuntimeEngine):
 
 
 class CpuEncoderEngine(CpuEngine):
-    """ONNX Runtime on the CPU over an encoder without a decoder."""
+    """ONNX Runtime on the CPU with an encoder without a decoder."""
 
     def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
         if self.config.head.per_row and not name.startswith("encoder."):
@@ -167,7 +166,7 @@ class CpuEncoderEngine(CpuEngine):
 
 
 def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
-    """Make attention operators' scores outputs of a graph; return the names, those of `points` (NAME.weights) in it."""
+    """Make attention operators' scores outputs of a graph, named by their points (NAME.weights); returns the names."""
     nodes = {(node.name.rpartition("/")[0], node.op_type): node for node in graph.node}
     names = []
     for point in points:
@@ -185,8 +184,7 @@ def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:
 
 
 def weights_of(runs: Sequence[Array]) -> Array:
-    """Compute the weights (B, H, T, S) from the scores of each run: (B, H, 1, S), or as many keys as there are by
-    then."""
+    """Compute the weights (B, H, T, S) from each run's scores (B, H, 1, S); self-attention gains a key per run."""
     scores = np.full((*runs[-1].shape[:2], len(runs), runs[-1].shape[-1]), -np.inf, np.float32)
     for t, run in enumerate(runs):
         scores[:, :, t, : run.shape[-1]] = run[:, :, 0]

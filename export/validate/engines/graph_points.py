@@ -1,7 +1,7 @@
-"""Where the points of the network, and the integers of int8 products, are in an exported graph.
+"""Find the points of the network, and the integers of int8 products, in an exported graph.
 
-Points are found by the names of nodes, which are the modules' names, and within attention by following the data around
-the softmax. A point that can't be found (a graph changed beyond recognition) is left out.
+Nodes have their modules' names, which lead to the points. Inside attention the code follows the data around the
+softmax. Points it can't find are left out, e.g. in a graph changed beyond recognition.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from export.interface import STATE
 
 Array = NDArray
 AFTER_SOFTMAX = 3
-"""Mode of Attention's fourth output, `qk_matmul_output`: softmax(Q K^T / sqrt(d_k))."""
+"""The mode in which Attention's fourth output, `qk_matmul_output`, is softmax(Q K^T / sqrt(d_k))."""
 
 
 def show_weights(graph: onnx.GraphProto) -> None:
-    """Make fused attention operators also return their weights, as the points NAME.weights."""
+    """Make fused attention operators also return their weights, as points NAME.weights."""
     for node in graph.node:
         if node.op_type == "Attention" and len(node.output) == 1:
             node.output.extend(["", "", f"{node.name.rpartition('/')[0].replace('/', '.')}.weights"])
@@ -32,7 +32,7 @@ def show_weights(graph: onnx.GraphProto) -> None:
 
 
 def points_of(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, str]:
-    """Return {point: value} for the points that the graph shows, in the order of `names`; each value once."""
+    """Return {point: value in the graph} in the order of `names`, without missing points; no value is used twice."""
     wiring = Wiring(graph)
     values: dict[str, str] = {}
     used: set[str] = set()
@@ -69,7 +69,7 @@ def _value(wiring: Wiring, point: str) -> str | None:
 
 
 def _embedding(wiring: Wiring, tap: str, last: str) -> str | None:
-    """Walk back from the tap to the rows gathered from the table."""
+    """Walk back from the tap to the rows gathered from the table (`last`: "rows" or "scaled")."""
     path = [tap]
     while (node := wiring.maker.get(path[-1])) is not None and node.op_type in ("Add", "Mul"):
         path.append(node.input[0])
@@ -90,7 +90,10 @@ def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
     product = wiring.maker.get(wiring.behind(scores, "Reshape"))
     if product is not None and product.op_type == "MatMul":
         scaled = wiring.behind(product.input[0], "Reshape")
-        yield "queries", wiring.behind(scaled, "Mul")  # by 1 / sqrt(d_k): other factors belong to the queries
+        yield (
+            "queries",
+            wiring.behind(scaled, "Mul"),
+        )  # the last factor is 1 / sqrt(d_k); earlier factors belong to the queries
         transposed = wiring.maker.get(product.input[1])
         if transposed is not None and transposed.op_type == "Transpose":
             yield "keys", transposed.input[0]
@@ -102,16 +105,18 @@ def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
 
 
 PRODUCTS = {"MatMulInteger": 2, "MatMulIntegerToFloat": 4}
-"""{operator: the input that is the zero point of its activations}"""
+"""{operator: index of the input with its activations' zero point}"""
 SHOWN = " (shown)"
-"""Ends the name of a branch's integers that are an output."""
+"""Suffix of an If's output with a branch's integers."""
 COPIES = ("Transpose", "Reshape", "Identity", "Gather")
-"""Operators that return the numbers of their first input, in another shape or only some rows."""
+"""Operators that return their first input's numbers in another shape, or some rows of them."""
 
 
 def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (parameter, the integers that it is multiplied with) for the outermost graph's products and, after
-    `show_integers`, those in its branches."""
+    """Yield (parameter, name of the integers it is multiplied with) for int8 products.
+
+    Finds products in the outermost graph and, after `show_integers`, in its branches.
+    """
     reader = ProductGraph(graph, folder)
     branches = (branch for node in graph.node for branch in inner_graphs(node))
     for owner in (graph, *branches):
@@ -123,8 +128,10 @@ def quantisers(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, str]
 
 
 def show_integers(graph: onnx.GraphProto) -> None:
-    """Make the integers that products in branches read an output of the branches, empty for a branch that doesn't
-    multiply. A merged decoder computes the source's keys and values in one of two branches."""
+    """Make the integer inputs of products in branches an output of the branches; empty in branches without the product.
+
+    A merged decoder needs this: it computes the source's keys and values in either of two branches.
+    """
     for node in graph.node:
         branches = list(inner_graphs(node)) if node.op_type == "If" else []
         for branch in branches:
@@ -146,8 +153,10 @@ def _nothing(name: str) -> onnx.NodeProto:
 
 
 class ProductGraph:
-    """The makers, readers and constants of a graph's values, inner graphs included. rows: the graph that makes the
-    classifier's rows and scales for this one."""
+    """The producer, readers and constants of each value in a graph, inner graphs included.
+
+    rows: a graph with the classifier's rows and scales as outputs, which this graph reads (target cpu's shortlist).
+    """
 
     def __init__(self, graph: onnx.GraphProto, folder: Path, rows: ProductGraph | None = None):
         self.nodes, self.folder, self.rows = list(all_nodes(graph)), folder, rows
@@ -159,16 +168,16 @@ class ProductGraph:
                 self.readers.setdefault(value, []).append(node)
 
     def parameters(self, node: onnx.NodeProto) -> list[str]:
-        """Return the parameters of a product, several if their matrices are side by side."""
+        """Return the parameters of a product: several if matrices are concatenated."""
         return [matrix.rpartition(".")[0] for matrix in self.side_by_side(node.input[1])]
 
     def side_by_side(self, value: str) -> list[str]:
-        """Return the origins of the values that are side by side in this one; its own origin if nothing is joined."""
+        """Return the origins of the values concatenated in this value; its own origin if it isn't a Concat."""
         maker = self.makers.get(value)
         return [self.origin(part) for part in ([value] if maker is None or maker.op_type != "Concat" else maker.input)]
 
     def origin(self, value: str) -> str:
-        """Return the value that this one is another shape of."""
+        """Follow reshapes, transposes and other copies back to the original value's name."""
         while (maker := self.makers.get(value)) is not None and maker.op_type in COPIES:
             value = maker.input[0]
         if maker is None and self.rows is not None and value in self.rows.makers:

@@ -1,10 +1,10 @@
-"""The exported graphs on other runtimes than ONNX Runtime's own build: each engine differs in how it opens a graph.
+"""Engines that run the exported graphs without ONNX Runtime's native build.
 
     evaluator   onnx's ReferenceEvaluator: the operators' specification in Python and NumPy. It shares no kernel and no
-                optimiser with ONNX Runtime, and is slow: small models only
-    wasm        ONNX Runtime Web in Node, as transformers.js runs the files
-    webgpu      ONNX Runtime Web's WebGPU provider in headless Chromium. Without a GPU, Chromium computes on the
-                processor with SwiftShader; the report names the adapter
+                optimiser with ONNX Runtime. Slow: small models only
+    wasm        ONNX Runtime Web in Node, as in transformers.js
+    webgpu      ONNX Runtime Web's WebGPU provider in headless Chromium. Without a GPU, Chromium computes on the CPU
+                with SwiftShader; the report names the adapter
 
 wasm and webgpu need the npm package onnxruntime-web (web_host.py).
 """
@@ -37,20 +37,20 @@ from .web_host import Browser, Host, NodeHost, find_package
 
 Array = NDArray
 
-# Parameters of the largest model that it takes (2 million: 4 s on two cores).
+# Most parameters for the evaluator (2 million take 4 s on two cores).
 MOST_PARAMETERS = 20_000_000
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An input or output: its name and shape, dynamic axes by their names."""
+    """An input or output of a graph. shape: sizes, and names of dynamic axes."""
 
     name: str
     shape: list[int | str]
 
 
 class DescribedSession:
-    """A session that reads its inputs and outputs from the model."""
+    """A session with `get_inputs` and `get_outputs`, read from the model."""
 
     def __init__(self, model: onnx.ModelProto):
         self.inputs, self.outputs = (
@@ -73,7 +73,7 @@ class EvaluatorSession(DescribedSession):
         self.evaluator = ReferenceEvaluator(model)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array]) -> list[Any]:
-        with np.errstate(all="ignore"):  # as any runtime
+        with np.errstate(all="ignore"):  # no warnings, as in other runtimes
             return list(self.evaluator.run(output_names, dict(input_feed)))  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ class EvaluatorEngine(OnnxEngine):
     device = "cpu"
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, threads: int | None = None):
-        """threads: no effect here, as NumPy computes."""
+        """threads: no effect, as NumPy computes. Raises UserError if the model is too large."""
         size = sum(int(np.prod(shape)) for shape in parameter_shapes(checkpoint.config).values())
         if size > MOST_PARAMETERS:
             raise UserError(
@@ -106,10 +106,10 @@ class EvaluatorEngine(OnnxEngine):
 
 
 class WasmSession(DescribedSession):
-    """One graph in the other process, with the methods of an ONNX Runtime session."""
+    """A graph in the other process, with the methods of an ONNX Runtime session."""
 
     def __init__(self, host: Host, model: onnx.ModelProto, file: Path, folder: Path, activations: str | None = None):
-        """file: the model; folder: where its data files are; activations: see `session_options`."""
+        """file: the model. folder: with its data files. activations: see `session_options`."""
         super().__init__(model)
         self.host = host
         data = [{"path": name, "file": str((folder / name).resolve())} for name in sorted(set(data_files_of(model)))]
@@ -131,7 +131,7 @@ class WasmEngine(OnnxEngine):
         super().__init__(checkpoint, onnx_folder)
 
     def start(self) -> Any:
-        """Start the program that runs the sessions."""
+        """Start the program for the sessions."""
         return NodeHost(self.threads)
 
     def close(self) -> None:
@@ -153,8 +153,7 @@ class WasmEngine(OnnxEngine):
         return {"onnxruntime-web": self.host.versions["version"], "node": self.host.versions["node"]}
 
     def placement(self) -> Placement:
-        """See `Engine`. The build has one provider. Nodes are those of the files, as it doesn't report its optimised
-        ones."""
+        """See `Engine`. Lists the files' nodes, as this build doesn't report nodes after its optimisation."""
         return Placement(self.name, self.device, "none", str(self.threads), self.details(), self.file_nodes())
 
 
@@ -169,7 +168,7 @@ class WebGpuEngine(WasmEngine):
     device = "webgpu"
 
     def __init__(self, checkpoint: Checkpoint, onnx_folder: Path, adapter: str = "", threads: int | None = None):
-        """adapter: "software" computes on the processor, even if there is a GPU."""
+        """adapter: "software" computes on the CPU even if there is a GPU."""
         if adapter not in ("", *ADAPTERS):
             raise UserError(f"webgpu: adapter {adapter!r} is not one of {', '.join(ADAPTERS)}")
         self.requested = adapter
@@ -185,7 +184,7 @@ class WebGpuEngine(WasmEngine):
 
     @property
     def adapter(self) -> str:
-        """The adapter's vendor and name, as far as the browser tells."""
+        """The adapter's vendor and name, as reported by the browser."""
         adapter = self.host.versions["adapter"]
         names = [adapter[key] for key in ("vendor", "architecture", "device", "description") if adapter[key]]
         return " ".join(dict.fromkeys(names)) + (", on the processor" if adapter["software"] else "")
@@ -199,7 +198,7 @@ class WebGpuEngine(WasmEngine):
         }
 
     def placement(self) -> Placement:
-        """See `Engine`; by ONNX Runtime's own log of the files as they are used."""
+        """See `Engine`. Read from ONNX Runtime's own log, for the untapped files."""
         sessions: dict[str, Any] = self.sessions
         nodes = tuple(node for name, session in sessions.items() for node in placed(name, session.opened["placed"]))
         if not any(node.provider == PROVIDER for node in nodes):
@@ -208,7 +207,7 @@ class WebGpuEngine(WasmEngine):
 
 
 def placed(graph: str, lines: Iterable[str]) -> Iterator[Node]:
-    """Parse the nodes and their providers in ONNX Runtime's log."""
+    """Parse nodes and their providers in lines of ONNX Runtime's log."""
     provider = ""
     for line in lines:
         if match := PLACE.search(line):

@@ -1,6 +1,6 @@
-"""The engine of `explain`'s page (export/explain/live/twin.js) as a runtime, run by Node: JavaScript in float64.
+"""The JavaScript network of `explain`'s page (export/explain/live/twin.js) as an engine: float64, run by Node.
 
-It has no padding: each row is computed by itself, and its numbers are put in their places.
+It has no padding: rows are computed separately, and their values put in the tokens' places.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDING = 5  # seconds for Node to end by itself
 
 
 class JsEngine(ModelEngine):
-    """The page's engine in Node. `UserError` for a config that the page can't compute, `Unavailable` without Node."""
+    """The page's network in Node. Raises UserError if the page can't compute the config, Unavailable without Node."""
 
     name = "js"
 
@@ -59,7 +59,7 @@ class JsEngine(ModelEngine):
                 raise UserError(f"{checkpoint.folder}: {error}") from error
 
     def ask(self, kind: str, **request: Any) -> Any:
-        """Ask Node and return its answer. `RuntimeError` with the script's message if it failed."""
+        """Send Node a request and return its answer. Raises RuntimeError with the script's message if it failed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"kind": kind, **request}) + "\n")
@@ -99,7 +99,7 @@ class JsEngine(ModelEngine):
         return arrays["logits"]
 
     def _points_of(self, case: Case, names: Sequence[str], passes: Sequence[slice]) -> dict[str, Array]:
-        """Compute these points (B,L,D) row by row, the decoder's in so many passes; 0 on padding."""
+        """Compute these points (B,L,D) row by row, the decoder's in these passes; 0 on padding."""
         arrays: dict[str, Array] = {}
         for row in range(len(case.ids)):
             answers = self.ask("points", **_row(self.config.architecture, case, row, passes))
@@ -115,7 +115,7 @@ class JsEngine(ModelEngine):
 
 
 def _row(architecture: str, case: Case, row: int, passes: Sequence[slice]) -> dict[str, Any]:
-    """Make the request for one row: its source without padding, and its target in chunks."""
+    """Make the request for a row: its source without padding, and its target in chunks."""
     real = case.source_real[row]
     source = case.ids[row, real].tolist()
     if architecture == "encoder":
@@ -131,7 +131,7 @@ def _array(packed: dict[str, Any]) -> Array:
 
 
 class JsModel(Model):
-    """The engine as `decoding.steps.Model`; its rows are independent."""
+    """The engine as a `decoding.steps.Model`; rows may have any lengths."""
 
     def __init__(self, engine: JsEngine):
         self.engine, self.config = engine, engine.config
@@ -145,13 +145,13 @@ class JsModel(Model):
 
 
 class JsDecoder:
-    """`decoding.steps.Decoder` in the other process."""
+    """A `decoding.steps.Decoder` in the other process."""
 
     def __init__(self, engine: JsEngine, number: int, rows: int):
         self.engine, self.number, self.rows = engine, number, rows
 
     def read(self, ids: list[list[int]]) -> Array:
-        """Read tokens of each row; return the logits (R,V) after the last ones."""
+        """Read tokens of each row; return the logits (R,V) after each row's last token."""
         return _array(self.engine.ask("step", decoder=self.number, ids=ids))
 
     def step(self, ids: Array) -> Array:

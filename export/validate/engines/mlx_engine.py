@@ -1,6 +1,6 @@
-"""MLX as an engine, and its model with every module wrapped to show, or replace, the values between modules.
+"""MLX as an engine, and a context to show or replace the values between its model's modules (`replacing`).
 
-MLX is imported inside functions, as the ONNX side is validated without it too; so is `unittest.mock`, which loads
+MLX is imported inside functions, as ONNX folders can be validated without it. So is `unittest.mock`, which loads
 asyncio.
 """
 
@@ -34,7 +34,7 @@ PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
 
 
 def has_gpu() -> bool:
-    """Return whether MLX is installed and sees a GPU, Metal or CUDA."""
+    """Return whether MLX is installed and sees a GPU (Metal or CUDA)."""
     if find_spec("mlx") is None:
         return False
     import mlx.core as mx
@@ -43,8 +43,11 @@ def has_gpu() -> bool:
 
 
 class MlxEngine(ModelEngine):
-    """The MLX model of a checkpoint on one device, cpu or gpu (Metal or CUDA), in one precision: float32 without TF32,
-    float16, bfloat16 or, on a GPU, tf32."""
+    """A checkpoint's MLX model.
+
+    device: "cpu" or "gpu" (Metal or CUDA). precision: "float32" (without TF32), "float16", "bfloat16" or, on a GPU,
+    "tf32".
+    """
 
     name = "mlx"
     capabilities = Capabilities(isolates="mlx")
@@ -65,7 +68,7 @@ class MlxEngine(ModelEngine):
         with self.stream():
             self.model = Transformer.load(checkpoint.folder)
             self.model.shortlist = None  # searches are compared among all tokens
-            if not checkpoint.quantization:  # a checkpoint stored in 16 bits, too, is computed in this precision
+            if not checkpoint.quantization:  # also if the checkpoint is stored in 16 bits
                 self.model.set_dtype(getattr(self.mx, "float32" if precision == "tf32" else precision))
                 self.mx.eval(self.model.parameters())
 
@@ -93,11 +96,11 @@ class MlxEngine(ModelEngine):
 
     @property
     def is_exact(self) -> bool:
-        """See `Engine`. A GPU's fused multiply-add gives other last bits to numbers stored as integers."""
+        """See `Engine`. On a GPU, dequantising with fused multiply-add changes the last bits."""
         return super().is_exact and not self._rounds_once
 
     @property
-    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's, which a test may exchange
+    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's: a test may replace the model
         return self.model.config
 
     @property
@@ -152,20 +155,20 @@ class MlxEngine(ModelEngine):
     def _hypotheses(
         self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
     ) -> list[list[Hypothesis]]:
-        # The method that users call; every option is given, so that none is taken from the folder's own settings.
+        # The method for users. All options are given, so the folder's own settings have no effect.
         with self.stream():
             return self.model.search(**search_inputs(sources), candidates=candidates, **vars(options))
 
     @contextmanager
     def searching(self) -> Iterator[Model]:
-        """See `Engine`; on this device while the context lasts."""
+        """See `Engine`. MLX computes on this device inside the context."""
         from mlx_transformer.runtime.decoding import MlxModel, evaluating
 
         with self.stream(), evaluating(self.model):
             yield MlxModel(self.model)
 
     def _numpy(self, value: Any) -> Array:
-        """Convert to NumPy; bfloat16, which NumPy lacks, to float64."""
+        """Convert to NumPy; bfloat16, unknown to NumPy, becomes float64."""
         if value.dtype == self.mx.bfloat16:
             return np.array(value.astype(self.mx.float32)).astype(np.float64)
         return np.array(value)
@@ -178,11 +181,11 @@ class MlxEngine(ModelEngine):
 
 
 Observe = Callable[[str, Any], Any]
-"""(point, computed value) -> the value that the calculation continues with."""
+"""(point, computed value) -> the value to continue with."""
 
 
 class Wrapped:
-    """A module between two points, which `observe` sees; an empty `before` or `after` isn't shown."""
+    """Wraps a module. `observe` gets its input as the point `before` and its output as `after`; "" skips either."""
 
     def __init__(self, module: Any, observe: Observe, before: str, after: str, enter: Callable[[], None] | None = None):
         self.module, self.observe, self.before, self.after, self.enter = module, observe, before, after, enter
@@ -204,10 +207,10 @@ def replacing(
     observe: Callable[[str, Array], None],
     only: Collection[str] | None = None,
 ) -> Iterator[Callable]:
-    """Within this context, every module of an MLX `Transformer` computes from `inputs`, and `observe` gets its results.
+    """In this context `observe` gets every point of an MLX `Transformer`, and points in `inputs` get the value there.
 
-    Points that aren't in `only` are skipped, to save time. Yields the tap to pass to the model, for the points that
-    need no wrapping.
+    So each module computes from `inputs` instead of the previous modules' results. only: skip other points, to save
+    time. Yields a tap to pass to the model, for points without a wrapped module.
     """
     from unittest.mock import patch
 
@@ -270,7 +273,7 @@ def replacing(
 
 
 def _part(model: Any, name: str) -> Any:
-    """Return the module of a dotted name."""
+    """Return a module by its dotted name, e.g. "encoder.layers.0"."""
     for key in name.split("."):
         model = model[int(key) if key.isdigit() else key]
     return model

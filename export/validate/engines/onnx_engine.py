@@ -1,8 +1,10 @@
-"""The runner of exported graphs: full passes, cached passes, taps, search. Subclasses say how one graph is opened.
+"""The base of engines that run an exported folder's graphs: full passes, cached passes, taps, search.
 
-Taps come from copies of the exported graphs, made in memory: same nodes, same data files, inner values as further
-outputs. A mistake in a file therefore shows in its taps. Outputs keep an optimiser from fusing the operators around
-them, so the files are also run untouched.
+Subclasses define how to open a graph.
+
+Taps come from copies of the exported graphs in memory: the same nodes and data files, with inner values as further
+outputs. So a mistake in a file shows in its taps. Further outputs stop an optimiser from fusing the operators around
+them, so the files are run untouched as well.
 
 Shapes: B batch, L tokens of a pass, V vocabulary.
 """
@@ -49,16 +51,15 @@ if TYPE_CHECKING:
 Array = NDArray
 Graphs = EncoderDecoderGraphs | CausalGraphs | EncoderGraphs
 
-# Without these two running on another model is no comparison at all; the others show in tokens and lengths.
+# The checkpoint and the ONNX folder must agree in these. Any other difference shows in the comparison.
 SHAPES = "architecture vocab_size source_vocab_size d_model encoder_layers decoder_layers".split()
 
 
 class TappedSession:
-    """A session of a tapped copy. It is used like one of the untapped graph, and hands the taps of each run to
-    `observe`."""
+    """A session of a tapped copy, with the untapped graph's interface. It passes each run's taps to `observe`."""
 
     def __init__(self, session: Any, names: Sequence[str], observe: Callable[[str, Array], None]):
-        """names: of all taps. `logits`, an output anyway, are observed when a run asks for them."""
+        """names: of all taps. `logits` are an output anyway, observed when a run asks for them."""
         self.session, self.observe, self.names = session, observe, set(names)
         extra = {entry.name for entry in session.get_outputs()} & self.names - {"logits"}
         self.taps = [name for name in names if name in extra]
@@ -88,17 +89,17 @@ class TappedSession:
             binding.bind_output(name)
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self._bind(binding)  # again: the outputs of the run before may be shorter
+        self._bind(binding)  # again: outputs may be longer than in the previous run
         self.session.run_with_iobinding(binding, options)
         for name, value in zip(self.taps, binding.get_outputs(), strict=False):
             self.observe(name, value.numpy().copy())  # the next run writes to the same memory
 
 
 class OnnxEngine(OnnxFiles):
-    """The graphs of an exported folder."""
+    """An engine with an exported folder's graphs."""
 
     def __init__(self, checkpoint: Checkpoint | None, onnx_folder: Path, precision: str | None = None):
-        """checkpoint: the one that the folder was exported from; None if nothing is compared with one."""
+        """checkpoint: the folder was exported from it; None if nothing is compared with a checkpoint."""
         self.checkpoint, self.folder = checkpoint, open_folder(onnx_folder, precision)
         self.precision, self.activations = self.folder.precision, self.folder.activations
         self.config, self._round_trips = self.folder.config, {}
@@ -134,10 +135,10 @@ class OnnxEngine(OnnxFiles):
         return self._taps_of(lambda: _logits(self._model(sessions), case))
 
     def taps_with_integers(self, case: Case, searching: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the taps, and the integers (B,L,D) that products read, by parameter, from the same run.
+        """Return (taps, integers (B,L,D) read by int8 products, by parameter) from the same run.
 
-        In another run an activation next to a half may be rounded to the other side. searching: from the passes of a
-        search, without taps, so that the optimiser fuses as it does there.
+        In another run an activation next to a half may be rounded to the other side. searching: return the integers in
+        the passes of a search, without taps, so that operators are fused as in a search.
         """
         sessions, taps = {}, [] if searching else tap_names(self.config)
         way = self._ways().get("cached", []) if searching else []
@@ -157,18 +158,17 @@ class OnnxEngine(OnnxFiles):
         return {n: x for n, x in values.items() if n in taps}, {n: x for n, x in values.items() if n in table}
 
     def _integers_of(self, graph: str) -> dict[str, str]:
-        """Return {parameter: the value that its product reads} of a graph."""
+        """Return {parameter: name of the integers its product reads} for a graph."""
         model = onnx.load(self.files[graph], load_external_data=False)
         return dict(quantisers(model.graph, self.files[graph].parent))
 
     def _observe_as(self, of: Mapping[str, Sequence[str]], value: str, array: Array) -> None:
-        """Observe integers under their parameters' names: a value's own name may also be in another graph."""
+        """Observe integers by their parameters' names, as another graph may have a value of the same name."""
         for name in of.get(value, [value]):
             self._observe(name, array)
 
     def _values_of(self, sessions: Mapping[str, TappedSession], case: Case, way: Sequence[str]) -> dict[str, Array]:
-        """Return the values that these sessions show in a full pass, or in the passes of one way of running with a
-        cache."""
+        """Return the values observed in a full pass, or in the cached passes with the graphs `way`."""
         model = self._model(sessions, way or None)
         if not way:
             return self._taps_of(lambda: _logits(model, case))
@@ -183,7 +183,7 @@ class OnnxEngine(OnnxFiles):
         return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """See `Engine`. The encoder has no cache, so it isn't tapped again."""
+        """See `Engine`. The encoder has no cache and isn't tapped again."""
         taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
@@ -208,7 +208,7 @@ class OnnxEngine(OnnxFiles):
         return {kind: model.vectors(case.inputs, case.source_mask, kind) for kind in self.capabilities.gives_vectors}
 
     def _memory(self, case: Case) -> Array | None:
-        """Compute the untapped encoder's output for a case, once for all that read it."""
+        """Compute the untapped encoder's output (B,S,D); the last case's is kept."""
         if case.target_ids is None:
             return None
         if self._encoded is None or self._encoded[0] is not case:
@@ -218,13 +218,12 @@ class OnnxEngine(OnnxFiles):
         return self._encoded[1]
 
     def _model(self, instead: Mapping[str, Session] | None = None, only: Sequence[str] | None = None) -> Graphs:
-        """Combine the graphs to one model. instead: sessions to use in place of some; only: names of the graphs it
-        may use."""
+        """Combine the graphs into a model. instead: sessions to replace, by graph. only: the graphs it may use."""
         sessions = {name: self.sessions[name] for name in (only or self.sessions)} | dict(instead or {})
         return graphs_of(self.folder.request, sessions)
 
     def _ways(self) -> dict[str, list[str]]:
-        """Return each way of running with a cache, and its graphs."""
+        """Return {way of running with a cache: its graphs}."""
         if self.config.architecture != "encoder-decoder":
             return {} if self.config.architecture == "encoder" else {"cached": list(self.files)}
         pair = [name for name in self.files if name != DECODER_MERGED]
@@ -232,7 +231,7 @@ class OnnxEngine(OnnxFiles):
         return {path: names for path, names in ways.items() if {*names} <= {*self.files} and len(names) > 1}
 
     def _tapping(self, *names: str) -> dict[str, TappedSession]:
-        """Open sessions of tapped copies. A model without an encoder or decoder has one graph, whatever the names."""
+        """Open sessions of tapped copies of these graphs; without names, of all graphs."""
         taps = tap_names(self.config)
         for name in names or self.files:
             if name not in self._tapped:
@@ -241,11 +240,11 @@ class OnnxEngine(OnnxFiles):
         return {name: self._tapped[name] for name in names or self.files}
 
     def _full_pass(self) -> set[str]:
-        """Return the graphs of one full pass; empty if there is only one graph."""
+        """Return the graphs of a full pass; empty if there is a single graph."""
         return self.files.keys() & {ENCODER, DECODER_FIRST if DECODER_FIRST in self.files else DECODER_MERGED}
 
     def _showing(self, graph: str, names: Sequence[str]) -> TappedSession:
-        """Open a session of a copy that shows these points."""
+        """Open a session of a graph's copy with these points as outputs."""
         if (key := (graph, *names)) not in self._tapped_sessions:
             model = onnx.load(self.files[graph], load_external_data=False)
             show_weights(model.graph)
@@ -256,11 +255,11 @@ class OnnxEngine(OnnxFiles):
         return self._tapped_sessions[key]
 
     def _taps_of(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Return the taps of a run, its passes joined along the positions."""
+        """Run and return the taps, with passes joined along the positions."""
         self._observed = {}
         logits = run()
         observed = {name: np.concatenate(v, axis=1) if len(v) > 1 else v[0] for name, v in self._observed.items()}
-        # The output of heads that have none of that name.
+        # Other heads' output has another name.
         return observed if self.config.head == VOCABULARY else {**observed, "logits": logits}
 
     def _observe(self, name: str, value: Array) -> None:
@@ -268,7 +267,7 @@ class OnnxEngine(OnnxFiles):
 
 
 def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
-    """Run one full pass. memory: the encoder's output, if it is known."""
+    """Run a full pass. memory: the encoder's output if it is known."""
     mask = case.source_mask
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None
@@ -300,6 +299,6 @@ def check_same_model(folder: OnnxFolder | SearchModel, checkpoint: Checkpoint) -
 
 
 def _all_graphs(folder: OnnxFolder) -> dict[str, Path]:
-    """Return every graph of the folder's precision, including those that running it doesn't need."""
+    """Return every graph in the folder's precision, also graphs not needed for running."""
     merged = graph_file(next(iter(folder.graphs.values())).parent, DECODER_MERGED, PRECISIONS[folder.precision].suffix)
     return {**folder.graphs, **folder.listed, **({} if merged is None else {DECODER_MERGED: merged})}

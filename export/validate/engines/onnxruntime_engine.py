@@ -1,10 +1,10 @@
-"""ONNX Runtime as an engine: the exported files, as they are, on one execution provider.
+"""ONNX Runtime as an engine: it runs the exported files unchanged on an execution provider.
 
-Where each node ran comes from ONNX Runtime's own profile of the first runs, not from the request.
+ONNX Runtime's own profile of the first runs says where each node ran, as a node may fall back to another provider.
 
-x86 processors without VNNI multiply unsigned by signed bytes and add two neighbouring products into 16 bits, which
-can't hold 2 x 255 x 127. Where weights use all 8 bits, that computes another network than the one that was exported:
-`integer_kernel` finds out which kernel this machine has.
+x86 CPUs without VNNI multiply unsigned by signed bytes and add two neighbouring products into 16 bits, too few for
+2 x 255 x 127. With weights that use all 8 bits the results are then another network's. `integer_kernel` finds out which
+kernel this machine has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXACT, SATURATING = "exact", "saturating (sums of two products in 16 bits)"
 
 @cache
 def integer_kernel(rows: int = 16, width: int = 64) -> str:
-    """Find out which integer kernel ONNX Runtime has on this CPU, by multiplying the largest bytes."""
+    """Find out ONNX Runtime's integer kernel on this CPU, EXACT or SATURATING, by multiplying the largest bytes."""
     dims = {"x": ["rows", width], "w": [width, width], "y": ["rows", width]}
     kinds = {"x": TensorProto.UINT8, "w": TensorProto.INT8, "y": TensorProto.INT32}
     x, _, y = (helper.make_tensor_value_info(name, kinds[name], dims[name]) for name in dims)
@@ -54,8 +54,10 @@ def integer_kernel(rows: int = 16, width: int = 64) -> str:
 
 
 def multiplies_within(file: Path) -> bool:
-    """Return whether a graph multiplies integers in a branch or a loop. There ONNX Runtime has no exact kernel for
-    processors that lack one (`session_options` in `export/runtime/sessions.py`)."""
+    """Return whether a graph multiplies integers in a branch or a loop.
+
+    There the exact kernel isn't used on CPUs with saturating sums (`session_options` in `export/runtime/sessions.py`).
+    """
     graph = onnx.load(file, load_external_data=False).graph
     inner = (node for outer in graph.node for part in inner_graphs(outer) for node in all_nodes(part))
     return any(node.op_type.startswith("MatMulInteger") for node in inner)
@@ -75,18 +77,18 @@ LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-# Runs of a session that are profiled, where its graph has an If: enough to take both branches. One shows all others.
+# Profiled runs of a session if its graph has an If: enough to take both branches. Other graphs need a single run.
 RUNS_OF_BRANCHES = 8
 
 
 class ProfiledSession:
-    """A session that records which node runs where, during its first runs."""
+    """A session that records on which provider each node runs, during its first runs."""
 
     def __init__(self, session: Any, profiled: int):
-        """profiled: how many runs are recorded."""
+        """profiled: how many runs to record."""
         self.session, self.profiled, self.runs = session, profiled, 0
         self.nodes: list[tuple[str, str, str]] = []
-        """(name, operator, provider), known once profiling has ended."""
+        """(name, operator, provider); filled when profiling ends."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.session, name)
@@ -101,13 +103,13 @@ class ProfiledSession:
         self.ran()
 
     def ran(self) -> None:
-        """Count a run, and stop profiling after the last one to record."""
+        """Count a run, and stop profiling after `profiled` runs."""
         self.runs += 1
         if self.runs == self.profiled:
             self.end()
 
     def end(self) -> None:
-        """Stop profiling, if it still runs, and read the result."""
+        """Stop profiling if it is still on, and read the result."""
         if self.nodes or not self.runs:
             return
         self.runs = max(self.runs, self.profiled)
@@ -121,7 +123,10 @@ class ProfiledSession:
 
 
 def provider_of(device: str) -> str:
-    """Return a device's execution provider, or one by its own name; `Unavailable` if it isn't there."""
+    """Return a device's execution provider, e.g. cuda -> CUDAExecutionProvider; a provider's full name is kept.
+
+    Raises Unavailable if ONNX Runtime doesn't have this provider here.
+    """
     provider = PROVIDERS.get(device, device)
     find_plugin(provider)
     if provider not in (available := ort.get_available_providers()):
@@ -131,7 +136,7 @@ def provider_of(device: str) -> str:
 
 
 def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
-    """Open a changed model in place of the file `path`, whose data files are beside it, optimised as files are."""
+    """Open a changed model instead of the file `path`, with the data files beside `path`, optimised like files."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     named = chosen(options, providers)
     return ort.InferenceSession(
@@ -144,11 +149,11 @@ def threads_in_words(threads: int | None) -> str:
 
 
 class OnnxRuntimeEngine(OnnxEngine):
-    """ONNX Runtime over the graphs of a folder.
+    """ONNX Runtime with an ONNX folder's graphs.
 
-    `device` names an execution provider, `optimisation` a level of graph optimisation, `precision` one of the folder's
-    (by default float32, or the only one) or, on CUDA, tf32. Providers keep their defaults, except that CUDA's TF32 is
-    off unless requested.
+    device: an execution provider, e.g. "cuda" (`PROVIDERS`, or a full name). optimisation: "all", "extended", "basic"
+    or "none". precision: of the folder, by default float32 or its only precision; on CUDA also "tf32". CUDA's TF32 is
+    off otherwise; providers keep their other defaults.
     """
 
     name = "onnxruntime"
@@ -181,7 +186,7 @@ class OnnxRuntimeEngine(OnnxEngine):
     def sums_in_16_bits(self) -> bool:
         if self.device != "cpu" or not self.int8_scales.may_overflow or integer_kernel() == EXACT:
             return False
-        # The optimiser takes the exact kernel, where it can and is asked to.
+        # `session_options` asks the optimiser for the exact kernel; lower levels and inner graphs can't have it.
         return self.optimisation in ("none", "basic") or any(map(multiplies_within, self.folder.graphs.values()))
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
@@ -197,9 +202,9 @@ class OnnxRuntimeEngine(OnnxEngine):
         else:
             session = open_changed(model, path, options, providers)
             narrow = [output.name for output in session.get_outputs() if output.type == "tensor(bfloat16)"]
-            if narrow:  # which NumPy lacks
+            if narrow:  # NumPy has no bfloat16
                 session = open_changed(outputs_as_float32(model, narrow), path, options, providers)
-        # A provider whose libraries can't be loaded is left out with no more than a warning.
+        # ONNX Runtime only warns if it can't load a provider's libraries.
         if self.provider not in session.get_providers():
             raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
         if model is not None:
@@ -216,7 +221,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         }
 
     def placement(self) -> Placement:
-        """See `Engine`; `Unavailable` if no node ran on the requested provider."""
+        """See `Engine`. Raises Unavailable if no node ran on the requested provider."""
         nodes = tuple(self._nodes())
         with suppress(OSError):
             self._profiles.rmdir()

@@ -1,18 +1,18 @@
-"""Files run by ONNX Runtime that show nothing from inside: one file with the search, and other exporters' files.
+"""Engines for ONNX files without known inner values: a file with the search inside, and other exporters' files.
 
-A file with the search inside (`export --search`) gives tokens and scores, and its weights can be read. No logits come
-out, and none are needed: how far a logit may be off, and so what counts as a tie, depends on the inputs and the
-precision only.
+A file with the search inside (`export --search`) returns tokens and scores, and its weights can be read. It has no
+logits. They aren't needed to judge its tokens: the largest allowed error of a logit, and so the size of a tie, depends
+only on the inputs and the precision.
 
-Other exporters' files (Optimum, torch) of the same checkpoint give logits. They are a folder with encoder_model.onnx
-and decoder_model.onnx, or one file with the whole network. Inputs and outputs have Hugging Face's names; `names` maps
-these to the file's own: {"input_ids": "src", "logits": "output"}.
+Other exporters' files (e.g. Optimum, torch) of the same checkpoint return logits. They are a folder with
+encoder_model.onnx and decoder_model.onnx, or a single file with the whole network. Inputs and outputs have Hugging
+Face's names; `names` maps these to the file's own, e.g. {"input_ids": "src", "logits": "output"}.
 
     input_ids, attention_mask (B,S) -> last_hidden_state (B,S,D)
     input_ids (B,T), encoder_attention_mask, encoder_hidden_states -> logits (B,T,V)          the decoder's file
     input_ids, attention_mask[, decoder_input_ids][, position_ids] -> logits                  the whole network
 
-Nothing inside these has a known name, so weights, taps, caches and searches aren't compared, and the report says so.
+No value inside has a known name, so weights, taps, caches and searches aren't compared; the report says so.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from .stored import OnnxFiles
 
 
 class WholeEngine(Engine):
-    """ONNX Runtime over files that show nothing from inside."""
+    """ONNX Runtime with files that don't show inner values."""
 
     name = "onnxruntime"
     provider = PROVIDERS["cpu"]
     threads: int | None
     compared: str
-    """In words, which results are compared."""
+    """The compared results, in words."""
 
     def details(self) -> dict[str, str]:
         return {"onnxruntime": ort.__version__, "provider": self.provider, "compared": self.compared}
@@ -77,7 +77,7 @@ def is_search(path: Path) -> bool:
 
 
 class SearchEngine(WholeEngine, OnnxFiles):
-    """ONNX Runtime over one file."""
+    """ONNX Runtime with a single file, the search inside."""
 
     compared = "weights, tokens, scores"
 
@@ -86,7 +86,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self.model = SearchModel(path, threads=threads, providers=[self.provider])
         self.model.shortlist = None  # searches are compared among all tokens
         if self.model.takes_text:
-            raise UserError(f"{path}: takes text; what is compared are ids: validate it as exported without text")
+            raise UserError(f"{path}: takes text, but ids are compared; validate the file exported without text")
         check_same_model(self.model, checkpoint)
         self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
         metadata = self.model.session.get_modelmeta().custom_metadata_map
@@ -103,7 +103,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
         return self.device == "cpu" and self.int8_scales.may_overflow and integer_kernel() != EXACT  # in its loop
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
-        """Open a part of the file; the whole file is open already."""
+        """Open a changed model (e.g. a part) of the file; without a model, return the session of the whole file."""
         if model is None:
             return self.model.session
         options = session_options(self.threads, activations=self.activations)
@@ -112,7 +112,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
     def _hypotheses(
         self, sources: Sequence[Any], options: Options, candidates: Sequence[Sequence[int]] | None
     ) -> list[list[Hypothesis]]:
-        # Every option is given, so that none is taken from the file's own settings.
+        # All options are given, so the file's own settings have no effect.
         if options.max_new_tokens is None and not options.max_length_factor and candidates is None:
             return self.model.without_limit(list(sources), options)
         return self.model.search(list(sources), candidates=candidates, **vars(options))
@@ -124,7 +124,7 @@ INPUT_ROLES, OUTPUT_ROLES = HUGGING_FACE
 
 
 def is_foreign(path: Path) -> bool:
-    """Return whether a path is another exporter's ONNX file, or folder of them."""
+    """Return whether a path is another exporter's ONNX file or folder."""
     if path.suffix == ".onnx":
         return path.is_file() and not is_search(path)
     has_config = any((place / ONNX_CONFIG).is_file() for place in (path, path / "onnx", path.parent))
@@ -132,7 +132,7 @@ def is_foreign(path: Path) -> bool:
 
 
 class ForeignEngine(WholeEngine):
-    """ONNX Runtime on the CPU over another exporter's files."""
+    """ONNX Runtime on the CPU with another exporter's files."""
 
     compared = "logits of one full pass alone"
     capabilities = Capabilities(shows="logits")
@@ -187,7 +187,7 @@ class ForeignEngine(WholeEngine):
 
 
 def parse_names(text: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Parse "input_ids=src,logits=output" to a dictionary; a mapping is copied."""
+    """Parse e.g. "input_ids=src,logits=output" to a dictionary; a mapping is copied."""
     if isinstance(text, Mapping):
         return dict(text)
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""The protocol of engines: one class for everything that can run a Transformer."""
+"""The base class of engines, and the facts they report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Array = NDArray
 
 
 class Unavailable(UserError):  # noqa: N818 - a state of the machine, not a mistake
-    """A requested runtime that is not installed, or a device that is not there."""
+    """A requested runtime isn't installed, or its device is missing."""
 
     status = 3
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation that ran, with its name after the runtime's own optimisation."""
+    """An operation that ran, with its name after the runtime's own optimisation."""
 
     graph: str
     name: str
@@ -43,10 +43,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how one runtime ran.
+    """Where and how a runtime ran.
 
-    `device`: the requested execution provider or device. `tf32`, `threads`: in words. `versions`: of the libraries that
-    computed. `nodes`: every operation that ran, if the runtime tells; otherwise empty, and all ran on the device.
+    `device`: the requested execution provider or device. `tf32`, `threads`: in words. `versions`: of the runtime's
+    libraries. `nodes`: every operation that ran; empty if the runtime doesn't report them (all ran on the device).
     """
 
     runtime: str
@@ -63,17 +63,17 @@ class Placement:
 
     @property
     def copies(self) -> dict[str, int]:
-        """{graph: copies between the memories of two providers}, without graphs that need none."""
+        """{graph: number of copies between the memories of two providers}, for graphs with such copies."""
         return dict(Counter(node.graph for node in self.nodes if node.operator.startswith("Memcpy")))
 
     @property
     def fallback(self) -> dict[str, int]:
-        """{operator: nodes} that ran on another provider than the requested one; nothing else reports this."""
+        """{operator: nodes} on a provider other than the requested one. ONNX Runtime falls back silently."""
         return dict(Counter(node.operator for node in self.nodes if node.provider != self.device))
 
     @property
     def summary(self) -> str:
-        """One line with everything except versions and single nodes."""
+        """All of it in a line, except versions and single nodes."""
         ran = ", ".join(f"{count} operations on {provider}" for provider, count in self.providers.items())
         parts = [f"{self.runtime} ran {ran or f'on {self.device}'}"]
         if self.fallback:
@@ -86,112 +86,118 @@ class Placement:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What can be compared of one engine, and how."""
+    """Which values of an engine can be compared, and how."""
 
     shows: Literal["everything", "logits", "tokens"] = "everything"
-    """Everything; only the logits of one full pass; or only the tokens and scores of a search."""
+    """Everything; or only the logits of a full pass; or only the tokens and scores of a search."""
     missing_taps: tuple[str, ...] = ()
-    """Taps that aren't values of its graphs."""
+    """Taps without a value in its graphs, e.g. because of fused operators."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """The ONNX files that it runs, by the names of their graphs."""
+    """Its ONNX files, by graph, e.g. {"encoder_model": Path(...)}."""
     isolates: Literal["onnx", "mlx"] | None = None
-    """How its operations can be run one by one: as nodes of graphs or as modules; None: not at all."""
+    """How to run its operations separately: as nodes of graphs, or as MLX modules; None: not possible."""
     reads_vectors: bool = False
     """Its encoder reads vectors in place of ids."""
     attention_layer: int | None = None
-    """The layer whose cross-attention its graphs return; None: they return none."""
+    """The layer of its graphs' output `cross_attention`; None without this output."""
     gives_vectors: tuple[Kind, ...] = ()
-    """The kinds of vectors that its graphs return for a text."""
+    """Its graphs' kinds of vectors for a text, e.g. ("dense",)."""
     dimensions: int | None = None
-    """The vectors' length, if it is less than the checkpoint's."""
+    """The length of these vectors if they are cut; None: the checkpoint's length."""
     among: bool = False
-    """It has graphs that compute only the logits of given ids."""
+    """Whether it has graphs for a shortlist, which compute only given ids' logits."""
 
 
 class Engine:
-    """One runtime holding one model. Arrays are NumPy's, in the runtime's own precision (bfloat16, which NumPy lacks,
-    as float64)."""
+    """A runtime with a model. Subclasses implement the methods for their `capabilities`.
+
+    Arrays are NumPy arrays in the runtime's precision. NumPy has no bfloat16, so bfloat16 values come as float64.
+    """
 
     name: str
     device = "cpu"
     precision = "float32"
     config: TransformerConfig
     activations: str | None = None
-    """The type of activations that weights in blocks are multiplied with, one of `precision.ACTIVATIONS`; None if
-    there is no choice."""
+    """The type of activations that weights in blocks are multiplied with, from `precision.ACTIVATIONS`; None for
+    precisions without a choice."""
     float32_layers: Sequence[str] = ()
-    """The layers that int8 leaves in float32."""
+    """The layers left in float32 by int8."""
     sums_in_16_bits = False
-    """The processor saturates sums of two products of bytes to 16 bits, and some sums here need more."""
+    """Whether this CPU saturates sums of two byte products to 16 bits while some sums of this model need more."""
     retrieval = ""
-    """The export's finding about the neighbours of its vectors, in words; empty if it didn't look."""
+    """How the precision changes a text's nearest neighbours, as measured by the export; empty if not measured."""
     capabilities = Capabilities()
     is_training = False
-    """Its model is in training mode, with dropout."""
+    """Whether its model is in training mode, with dropout."""
 
     def details(self) -> dict[str, str]:
         """Describe where and how it runs: versions, threads, providers, TF32."""
         raise NotImplementedError
 
     def placement(self) -> Placement:
-        """Report where it ran; called after everything else."""
+        """Report where it ran; called last."""
         raise NotImplementedError
 
     def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
-        """Yield (where, name, array) of every parameter it holds; `where`: a file, or a model in memory. Arrays may be
-        unread yet: `np.asarray` reads them."""
+        """Yield (where, name, array) for all its parameters; where: a file, or e.g. "model in memory".
+
+        Arrays may be still in their file; `np.asarray` reads them.
+        """
         yield from ()
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
-        """Return a parameter of the checkpoint as the engine must hold it `where`."""
+        """Convert a parameter of the checkpoint to the values this engine must hold in `where`."""
         return stored_as(array, self.precision)
 
     def taps(self, case: Case) -> dict[str, Array]:
-        """Return every named point of one full pass, `logits` among them."""
+        """Return the taps of a full pass, `logits` included."""
         return {}
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
-        """Compute these points in one full pass, those that it shows; points inside the sub-layers too.
+        """Compute these points in a full pass, also inside sub-layers; points it can't show are left out.
 
-        Attention weights (B,H,L,S) are NAME.weights. For display: a fused operator's weights are the softmax of the
-        scores that it shows.
+        Attention weights (B,H,L,S) are named NAME.weights. For a fused operator they are computed as the softmax of its
+        scores.
         """
         return {}
 
     def logits(self, case: Case) -> Array:
-        """Compute the logits (B,L,V) in one full pass of the model as it is used, without taps."""
+        """Compute the logits (B,L,V) in a full pass of the model as people use it, without taps."""
         raise NotImplementedError
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         """Compute the same logits with a cache, in the passes of `case.passes()`: {way of running: logits}.
 
-        Some runtimes have several ways; an encoder without a decoder has none.
+        Some runtimes have several ways, e.g. "cached" and "cached, merged"; encoders have none.
         """
         return {}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
-        """Compute every tap of the decoder in each of these ways, its passes joined along the positions."""
+        """Compute the decoder's taps in each way of `cached_logits`, with the passes joined along the positions."""
         return {}
 
     def attention(self, case: Case) -> dict[str, Array]:
-        """Return the output `cross_attention` (B,T,S) of graphs that have it: {way of running: values}."""
+        """Return the graphs' output `cross_attention` (B,T,S) as {way of running: values}."""
         return {}
 
     def vectors(self, case: Case) -> dict[Kind, Array]:
-        """Compute the vectors of texts, e.g. `sentence_embedding` (B,W)."""
+        """Compute the texts' vectors by kind, e.g. {"dense": (B,W)}."""
         raise NotImplementedError
 
     def search(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
     ) -> list[tuple[list[int], float]]:
-        """Search the best output (ids without the end token, score) of each source. candidates: the ids that each
-        output may consist of; None: all."""
+        """Search for each source's best output: (ids without the end token, score).
+
+        candidates: the ids allowed in each output; None allows all.
+        """
         return [best[0] for best in self.n_best(sources, options, candidates)]
 
     def n_best(
         self, sources: Sequence[list[int]], options: Options, candidates: Sequence[Sequence[int]] | None = None
     ) -> list[list[tuple[list[int], float]]]:
-        """Search the `n_best` best outputs of each source, best first; otherwise like `search`."""
+        """Like `search`, but returns each source's `options.n_best` best outputs, best first."""
         found = self._hypotheses(sources, options, candidates)
         return [[(each.ids, each.score) for each in hypotheses] for hypotheses in found]
 
@@ -202,29 +208,29 @@ class Engine:
             return search(model, **search_inputs(sources), candidates=candidates, **vars(options))
 
     def logits_among(self, case: Case, ids: Array) -> Array:
-        """Compute the logits (B,L,C) of these ids, with graphs that compute no others."""
+        """Compute these ids' logits (B,L,C) with the graphs for a shortlist."""
         raise NotImplementedError
 
     def searching(self) -> AbstractContextManager[Any]:
-        """A context with the model in the form that `decoding.steps.run` takes."""
+        """A context with the model as `decoding.steps.run` takes it."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what it started outside this process, e.g. a browser or Node."""
+        """End the programs it started, e.g. a browser or Node."""
 
     @property
     def budget(self) -> Budget:
-        """The budget of its arithmetic: of its precision and its activations."""
+        """The budget for its precision, device and activations."""
         return budget_for(self.precision, self.device, self.activations)
 
     @property
     def is_exact(self) -> bool:
-        """Look-ups must show float32's bits: those of its parameters."""
+        """Whether look-ups must give the float32 bits of its parameters."""
         return self.precision in ("float32", "tf32") or self.activations == "float32"
 
     def unused_parameters(self) -> set[str]:
-        """Return the parameters that it has no use for: the source's table, if the encoder reads vectors and nothing
-        else reads the table."""
+        """Return parameters the engine doesn't need: the source's table if the encoder reads vectors and nothing else
+        reads the table."""
         if not self.capabilities.reads_vectors:
             return set()
         c = self.config
@@ -234,7 +240,7 @@ class Engine:
 
 
 class ModelEngine(Engine):
-    """A model that is one object, not graphs, with one way of running with a cache."""
+    """An engine with a model object instead of graphs, and a single way of running with a cache."""
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {"cached": self._cached(case, None)} if self.config.has_decoder else {}
@@ -247,7 +253,7 @@ class ModelEngine(Engine):
         return {"cached": {name: np.concatenate(values, axis=1) for name, values in taps.items()}}
 
     def _cached(self, case: Case, tap: Callable[[str, Any], Any] | None) -> Array:
-        """Compute the logits of all passes, and show each pass's points to `tap`."""
+        """Compute the logits of all passes; `tap` is called with each pass's points."""
         raise NotImplementedError
 
     def _numpy(self, value: Any) -> Array:

@@ -1,4 +1,4 @@
-"""The NumPy reference as an engine: in float32 a runtime like any other, in float64 a test of the comparison."""
+"""The NumPy reference as an engine: float32 is judged like any runtime, float64 tests the comparison itself."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ def of_checkpoint(checkpoint: Checkpoint, precision: str = "float32") -> Referen
 
 
 class ReferenceEngine(ModelEngine):
-    """The reference in float32 or float64."""
-
     name = "reference"
 
     def __init__(self, config: TransformerConfig, weights: Parameters, precision: str = "float32"):
@@ -86,7 +84,7 @@ class ReferenceEngine(ModelEngine):
 
 
 class ReferenceModel(Model):
-    """The reference as `decoding.steps.Model`, for rows of one length."""
+    """The reference as a `decoding.steps.Model`, for rows of equal length."""
 
     def __init__(self, reference: Reference):
         self.reference, self.config = reference, reference.config
@@ -101,13 +99,13 @@ class ReferenceModel(Model):
 
 
 class ReferenceDecoder:
-    """`decoding.steps.Decoder` on the reference's cache."""
+    """A `decoding.steps.Decoder` with the reference's cache."""
 
     def __init__(self, reference: Reference, cache: Cache):
         self.reference, self.cache = reference, cache
 
     def read(self, ids: Array) -> Array:
-        """Read tokens (R, L); return the logits (R, V) after the last of them."""
+        """Read tokens (R, L); return the logits (R, V) after the last token."""
         logits, self.cache = self.reference.step(ids, self.cache)
         return logits[:, -1]
 

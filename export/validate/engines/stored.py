@@ -1,7 +1,8 @@
-"""Parameters as ONNX files hold them: read from their initializers, and made from the checkpoint's.
+"""Read parameters from ONNX files' initializers, and compute the values they must have from the checkpoint's.
 
-The initializers of a quantised parameter begin with its name; the rest of the name says how it was quantised. Both ways
-give float32 matrices (O, D) that must agree bit for bit.
+The initializers of a quantised parameter have its name and a suffix for the kind of quantisation, e.g. NAME.int8 and
+NAME.int8_scale. The float32 matrix (O, D) read from a file must equal the matrix computed from the checkpoint, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from mlx_transformer.system.tensors import Stored
 from .protocol import Engine, Node
 
 RoundTrip = Callable[[NDArray], NDArray]
-"""A parameter -> its values after quantising and dequantising."""
+"""A parameter -> the parameter after quantising and dequantising."""
 
 
 def restored(
     tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]], scales: Int8Scales = BY_ROW
 ) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """Yield (parameter, its matrix as these initializers have it, how it was quantised) of the quantised parameters.
+    """Yield (parameter, its dequantised matrix, its round trip) for the quantised parameters of a file.
 
-    A parameter that is both multiplied and looked up comes twice, as both have scales of their own. `tensors`: the
-    initializers of one file; `names`: parameters with their shapes; `scales`: int8's fixed scales.
+    A parameter for both a product and a lookup comes twice, as each has its own scales. `tensors`: the file's
+    initializers. `names`: parameters with their shapes. `scales`: int8's fixed scales.
     """
     for tensor, q in tensors.items():
         name, _, kind = tensor.rpartition(".")
@@ -60,7 +61,7 @@ def _int8_in(steps: np.float32, multiplier: np.float32 | None = None) -> RoundTr
     def round_trip(w: NDArray) -> NDArray:
         try:
             q, scale = int8_rows(w) if multiplier is None else int8_matrix(w, multiplier)
-        except ValueError:  # other weights than the multiplier is of: none that a file holds is right
+        except ValueError:  # the multiplier doesn't fit these weights: no value in a file is right
             return w
         return from_int8_rows(q, scale / steps * steps)
 
@@ -96,7 +97,7 @@ KINDS: dict[str, tuple[Callable[[NDArray, NDArray, tuple[int, ...]], NDArray], R
 ROWS = ("int8", "int8_rows")
 SCALES = {
     **{kind: (f"{kind}_scale",) for kind in KINDS},
-    # A product's scales are over the steps of its activations; with fixed scales, and for a lookup, they are whole.
+    # A product's scales are divided by its activations' steps; fixed scales and a lookup's scales are not.
     **dict.fromkeys(ROWS, (f"{IN_STEPS}127", f"{IN_STEPS}255", WHOLE, "scales")),
     "uint8_rows": ("uint8_scale",),
 }
@@ -105,8 +106,10 @@ SCALES = {
 def matrices(
     tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield (parameter, "blocks" or "rows", its matrix (O, D) as these initializers have it, adapter merged). `names`:
-    parameters with their shapes."""
+    """Yield (parameter, "blocks" or "rows", its matrix (O, D) with the adapter merged) for precision packed.
+
+    `tensors`: a file's initializers. `names`: parameters with their shapes.
+    """
     for tensor, data in tensors.items():
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
@@ -119,7 +122,7 @@ def matrices(
 
 
 def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
-    """Return the matrix that the operators of a quantised parameter, and an adapter's branch beside them, must give."""
+    """Return a round trip to the matrix of a quantised parameter's operators, its adapter included."""
     packed, delta = checkpoint.packed(name), delta_of(checkpoint, name)
     if delta is None:
         return partial(matrix_of, packed)
@@ -130,10 +133,10 @@ def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
 
 
 def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
-    """Return the parameter that a graph must compute from integers and the adapter beside them.
+    """Return a round trip to the parameter that a graph computes from integers and an adapter in float64.
 
-    A number of `got` may lie on the other side of a tie of float32 if float64's own rounding, with the sum in another
-    order, leads there.
+    A number in `got` may be rounded to the other neighbouring float32 if float64's own error, e.g. from another order
+    of the sum, can cause this.
     """
     delta, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
     assert delta is not None
@@ -151,8 +154,7 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the matrix that the operators must read if its float32 values are `dense`: equal except for rounding. If
-    it isn't, `dense` itself."""
+    """Return scale * (q - zero), the operators' matrix, if it equals `dense` except for rounding; else `dense`."""
     zero = zero_points(packed)
     if zero is None:
         return dense
@@ -169,23 +171,25 @@ def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np
 
 
 def unread(tensor: onnx.TensorProto, folder: Path) -> Stored:
-    """Return an initializer as an array that is read when its numbers are needed."""
+    """Return an initializer as an array that reads its numbers on first use."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return Stored(tuple(tensor.dims), dtype, lambda: numpy_helper.to_array(tensor, str(folder)))
 
 
 class OnnxFiles(Engine):
-    """An engine whose parameters are in ONNX files. Subclasses say how a file is opened: `open(path)`, or `open(path,
-    model)` for a changed model in its place, whose data files are beside `path`."""
+    """An engine with its parameters in ONNX files.
+
+    Subclasses define `open(path)`, and `open(path, model)` for a changed model with the data files beside `path`.
+    """
 
     checkpoint: Checkpoint | None
     int8_scales: Int8Scales = BY_ROW
-    """The fixed scales that the files were exported with, and the layers that stay in float32."""
+    """The files' fixed scales, and the layers left in float32."""
     _round_trips: dict[tuple[str, str], RoundTrip]
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """The file of each graph."""
+        """{graph: file}"""
         return self.capabilities.files
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
@@ -201,13 +205,15 @@ class OnnxFiles(Engine):
         return self.int8_scales.float32
 
     def file_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes of the files, all on its device, for a runtime that doesn't report which nodes ran."""
+        """Return the files' nodes, all on the engine's device, for runtimes that don't report where nodes ran."""
         graphs = {name: onnx.load(path, load_external_data=False).graph for name, path in self.files.items()}
         return tuple(Node(name, n.name, n.op_type, self.device) for name, graph in graphs.items() for n in graph.node)
 
     def parameters(self) -> Iterator[tuple[str, str, NDArray | Stored]]:
-        """Yield the parameters in every file: initializers, or values that the runtime computes from initializers under
-        the parameters' names. Tables of positions and constants of shapes are no parameters."""
+        """Yield the parameters in every file: initializers, or values computed from initializers in the graph.
+
+        Tables of positions and constants for shapes aren't parameters.
+        """
         table = parameter_shapes(self.config)
         for path in self.files.values():
             model = onnx.load(path, load_external_data=False)
@@ -237,6 +243,6 @@ class OnnxFiles(Engine):
                 yield path.name, name, array
 
     def as_stored(self, where: str, name: str, array: NDArray) -> NDArray:
-        """Return a parameter of the checkpoint as a file must hold it."""
+        """Convert a parameter of the checkpoint to the values a file must hold."""
         round_trip = self._round_trips.get((where, name))
         return super().as_stored(where, name, array) if round_trip is None else round_trip(array)

@@ -1,10 +1,9 @@
-"""Programs that run ONNX Runtime Web for an engine: Node, or headless Chromium with one page (browser_page.js).
+"""Run ONNX Runtime Web for an engine, in Node (wasm_host.js) or in a page in headless Chromium (browser_page.js).
 
-A message in either direction: its header's length (uint32, little endian), the header (JSON), then the bytes of the
-header's `tensors` one after another. Requests: {open, data: [{path, file}], level}, {session, outputs, tensors}.
-wasm_host.js and browser_page.js answer them.
+Messages in both directions: the header's length (uint32, little endian), the header (JSON), then the bytes of its
+`tensors` one after another. Requests: {open, data: [{path, file}], level}, {session, outputs, tensors}.
 
-Chromium needs no driver. It has a profile in a temporary folder, and closes when its debugging pipe is closed.
+Chromium needs no driver. Its profile is in a temporary folder, and it closes when its debugging pipe is closed.
 """
 
 from __future__ import annotations
@@ -49,25 +48,26 @@ NODE_BUILD = "ort.node.min.js"
 PAGE = '<!doctype html><meta charset="utf-8"><title>validate</title><script type="module" src="page.js"></script>'
 SCRIPT = Path(__file__).with_name("browser_page.js")
 MEDIA_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm"}
-# Without isolation a page has no threads.
+# Pages have threads only with cross-origin isolation.
 HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-store",
 }
 
-STARTING = 90  # seconds until the page speaks
-ANSWERING = 600  # seconds for one request: opening a model, or one run of it
-POLL = 20  # seconds that the page waits for a request before it asks again
+STARTING = 90  # seconds until the page's first message
+ANSWERING = 600  # seconds for a request: opening a model, or running it
+POLL = 20  # seconds the page waits for a request before it asks again
 ENDING = 5  # seconds for the browser to end by itself
-POLL_SECONDS = 0.1  # seconds between two looks whether it still runs, and whether the server shall end
+POLL_SECONDS = 0.1  # seconds between two checks whether the program runs and whether the server should end
 
 
 def find_package(runtime: str, *files: str) -> Path:
-    """Find the folder of onnxruntime-web. `Unavailable` without it.
+    """Find the folder of the npm package onnxruntime-web. Raises Unavailable if there is none.
 
-    It is in the folder that the variable names (its own, or one with node_modules), else in `PLACES` of the current
-    folder, else where the command `web` keeps it. A folder without one of `files` in its dist doesn't count.
+    The variable ONNXRUNTIME_WEB may name the package's folder, or a folder with node_modules. Without the variable the
+    package is looked for in `PLACES` of the current folder, then where the command `web` keeps it. Its dist must hold
+    all `files`.
     """
     configured = os.environ.get(VARIABLE)
     places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
@@ -92,8 +92,10 @@ def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()
 
 
 def read_message(read: Callable[[int], bytes]) -> Reply:
-    """Read a reply's header and tensors. `RuntimeError` with ONNX Runtime's message for an error. read: returns
-    exactly so many bytes."""
+    """Read a reply: (header, tensors). Raises RuntimeError with ONNX Runtime's message if the reply is an error.
+
+    read: takes a number of bytes and returns exactly as many.
+    """
     header = json.loads(read(*struct.unpack("<I", read(4))))
     if "error" in header:
         raise RuntimeError(header["error"])
@@ -107,7 +109,7 @@ def _tensor(entry: Mapping[str, Any], read: Callable[[int], bytes]) -> Array:
 
 @dataclass
 class _Exchange:
-    """State shared by the server's threads and a `Host`. A request of None ends the program."""
+    """State shared by the server's threads and a `Host`. The request None ends the program."""
 
     package: Path
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -120,43 +122,48 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors: a browser may end while it is answered."""
+        """Ignore errors: a browser may end during an answer."""
 
 
 class Host:
-    """A program that holds sessions of ONNX Runtime Web. It loads everything from this process and answers its
-    requests.
+    """A program with sessions of ONNX Runtime Web, which answers this process's requests.
 
-    It asks a server on localhost for the next request and brings the reply to the one before. Every address contains a
-    secret, and only files named by a request are served. The program ends with its `Host`, or with this process however
-    that ends: its standard input closes, and nobody answers any more.
+    The program loads its files from a server on localhost in this process. It posts each reply there and gets the next
+    request as the answer. Every address contains a secret, and only files named in a request are served. The program
+    ends with its `Host`. If this process is killed, the program ends too: its standard input closes, and the server no
+    longer answers.
     """
 
     name: str
-    """Its name in messages."""
+    """The program's name in messages."""
     telling = -1
-    """The line of its standard error that says why it ended."""
+    """Index of the line on standard error with the reason if the program ends."""
 
     def __init__(self, package: Path, command: Callable[[str], Sequence[str]], profile: str = ""):
-        """package: of onnxruntime-web. command: runs the program, given the server's address. profile: its own
-        folder, removed at the end. `RuntimeError` if it doesn't start."""
+        """Start the program. Raises RuntimeError if it doesn't start.
+
+        package: the folder of onnxruntime-web. command: the server's address -> the program's command line. profile: a
+        folder to remove at the end.
+        """
         self.exchange, self.why = _Exchange(package), ""
         self.server = _Server(("127.0.0.1", 0), _handler(self.exchange))
         threading.Thread(target=self.server.serve_forever, args=[POLL_SECONDS], daemon=True).start()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block it
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - a full pipe would block the program
         self.process = subprocess.Popen(
             command(f"http://127.0.0.1:{self.server.server_port}/{self.exchange.secret}/"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the other
+            start_new_session=True,  # Ctrl-C ends only this process, which then ends the program
         )
         self._finalizer = weakref.finalize(self, _end, self.process, self.server, self.exchange, self.errors, profile)
         self.versions, _ = self._reply(STARTING)
 
     def request(self, request: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Reply:
-        """Send a request; return the reply's header and tensors. `RuntimeError` for an error of ONNX Runtime, and if
-        the program ended or is silent for ten minutes."""
+        """Send a request and return the reply: (header, tensors).
+
+        Raises RuntimeError for an error of ONNX Runtime, or if the program has ended or is silent for ten minutes.
+        """
         if not self._finalizer.alive:
             raise RuntimeError(self.why)
         if "open" in request:
@@ -168,7 +175,7 @@ class Host:
         self._finalizer()
 
     def _reply(self, seconds: float) -> Reply:
-        for _ in range(round(seconds / POLL_SECONDS)):  # not the clock's seconds, which pass while a machine sleeps
+        for _ in range(round(seconds / POLL_SECONDS)):  # not by the clock: it goes on while a machine sleeps
             with suppress(queue.Empty):
                 return read_message(io.BytesIO(self.exchange.replies.get(timeout=POLL_SECONDS)).read)
             if self.process.poll() is not None:
@@ -186,7 +193,7 @@ class Host:
 
 
 class NodeHost(Host):
-    """Node. `Unavailable` without it, or without onnxruntime-web."""
+    """ONNX Runtime Web in Node. Raises Unavailable if Node or onnxruntime-web is missing."""
 
     name, telling = "Node", 0
 
@@ -200,7 +207,7 @@ class NodeHost(Host):
 def _handler(exchange: _Exchange) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # heads and bodies are sent one by one: each pair would take 40 ms
+        disable_nagle_algorithm = True  # head and body are sent separately, which would take 40 ms
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
@@ -262,7 +269,7 @@ def _end(
     errors: IO[bytes],
     profile: str,
 ) -> None:
-    """End the program, politely first, so that it can end its own processes."""
+    """End the program: ask it first, so that it can end its own processes, then kill the rest."""
     exchange.requests.put(None)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -285,19 +292,19 @@ def _end(
 CHROMIUM = "CHROMIUM"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
 MAC_APPS = ("Google Chrome", "Chromium", "Microsoft Edge")
-# WebGPU on Linux too, through Vulkan, and on the processor where there is no GPU. No request to any other host.
+# WebGPU on Linux, through Vulkan, and on the CPU if there is no GPU. No request to another host.
 FLAGS = (
     "--headless --enable-unsafe-webgpu --enable-features=Vulkan --disable-gpu-watchdog --no-first-run --mute-audio "
     "--disable-background-networking --disable-component-update --disable-sync --disable-extensions --disable-breakpad "
     "--no-default-browser-check --remote-debugging-pipe"
 ).split()
 NOBODY_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-# Chromium reads its debugging pipe from descriptor 3, which stays silent, and writes to 4, which nobody reads.
+# Chromium's debugging pipe: it reads from descriptor 3 (open but silent) and writes to 4 (discarded).
 WITH_PIPE = 'exec "$@" 3<&0 4>/dev/null </dev/null'
 
 
 def find_browser() -> str:
-    """Find a Chromium browser: the program that the variable CHROMIUM names, or one under its usual names."""
+    """Find a Chromium browser: the program in the variable CHROMIUM, or a usual name, e.g. google-chrome."""
     if configured := os.environ.get(CHROMIUM):
         if (program := shutil.which(configured)) is None:
             raise Unavailable(f"runtime webgpu: {CHROMIUM}={configured}: there is no such program")
@@ -313,15 +320,15 @@ def find_browser() -> str:
 
 
 class Browser(Host):
-    """The browser. `Unavailable` if it doesn't start or lacks WebGPU."""
+    """ONNX Runtime Web in headless Chromium. Raises Unavailable if it doesn't start or lacks WebGPU."""
 
     name = "the browser"
 
     def __init__(self, package: Path, threads: int, adapter: str = ""):
-        """package: of onnxruntime-web. adapter: "software" computes on the processor, even if there is a GPU."""
+        """package: the folder of onnxruntime-web. adapter: "software" computes on the CPU even if there is a GPU."""
         program, profile = find_browser(), tempfile.mkdtemp(prefix="validate-browser-")
         query = urlencode({"threads": threads, "adapter": adapter})
-        is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # by whom Chromium's sandbox can't be made
+        is_root = hasattr(os, "geteuid") and os.geteuid() == 0  # Chromium's sandbox doesn't work as root
         flags = [*FLAGS, NOBODY_ELSE, f"--user-data-dir={profile}", *["--no-sandbox"] * is_root]
         shell = ["/bin/sh", "-c", WITH_PIPE, "sh", program, *flags]
         try:

@@ -1,1 +1,1 @@
-"""The operation that makes a runtime leave its budget, and its fault."""
+"""Find the operation behind a runtime's error, and a likely cause."""

@@ -1,7 +1,7 @@
-"""Likely mistakes in one operation, tried out: the reference with one thing changed, against a runtime's values.
+"""Guess the mistake in an operation: change the reference in a typical way and compare with the runtime's values.
 
-A hypothesis is reported only if it explains the error: with it, the remaining error is a hundredth of what it was, or
-no more than twice float32's own error (twice, as it is another calculation's).
+E.g. another epsilon, or a missing bias. A guess is reported only if it explains the error: the remaining error is at
+most a hundredth of the original, or twice float32's own error (twice, as the guess is computed differently).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlx_transformer.core.config import Activation, TransformerConfig
 
 Array = NDArray
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-EXPLAINED = 0.01  # of the error may be left
+EXPLAINED = 0.01  # largest share of the error that may remain
 
 
 def explain(
@@ -33,10 +33,10 @@ def explain(
     natural: float,
     valid: NDArray[np.bool_],
 ) -> str:
-    """Say what is wrong, in one clause; empty if no hypothesis explains it.
+    """Describe the likely mistake, e.g. "gate and up exchanged"; "" if no guess explains the error.
 
-    `inputs`: the reference's values of all points. `got` and `truth`: (B,L,...) of the point, positions before heads.
-    `natural`: the sum of float32's own absolute errors. `valid` (B,L): the positions that count.
+    `inputs`: the reference's values at all points. `got`, `truth` (B,L,...): values at `point`, positions before heads.
+    `natural`: the sum of float32's own absolute errors. `valid` (B,L): the positions to compare.
     """
     if got.shape != truth.shape:
         return f"shape {got.shape}, expected {truth.shape}"
@@ -63,7 +63,7 @@ def _changed(
     inputs: Mapping[str, Array],
     truth: Array,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield (in words, the point's value) for each mistake that is easy to make in this kind of operation."""
+    """Yield (mistake in words, the point's value with it) for typical mistakes in this kind of operation."""
     if last.endswith("_norm") or last == "norm":
         x = {after: inputs[before] for before, after in pairwise(inputs)}.get(point)  # a norm's input
         if x is not None and x.size == truth.size:
@@ -108,7 +108,7 @@ def _changed(
 
 
 def _mask(got: Array, truth: Array) -> str:
-    """Name a query of attention weights (B,L,H,S) that sees a masked key, or doesn't see a visible one."""
+    """Describe the first query in attention weights (B,L,H,S) that sees a masked key or misses a visible key."""
     visible = np.argwhere((truth == 0) & (got > 1e-6))
     hidden = np.argwhere((truth > 1e-6) & (got == 0))
     for places, words in (
@@ -122,7 +122,7 @@ def _mask(got: Array, truth: Array) -> str:
 
 
 def _factor(got: Array, truth: Array, tolerance: float) -> str:
-    """Try the hypothesis that every value was multiplied by a constant."""
+    """Guess that every value was multiplied by a constant."""
     square = float((truth * truth).sum())
     if not square:
         return ""

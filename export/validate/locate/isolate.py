@@ -1,13 +1,11 @@
-"""Which operation is the culprit: where a runtime first leaves its budget, each operation is run again by itself.
+"""Find the operation behind an error: run each operation near the first tap over budget separately.
 
-A tap over budget says where an error shows. To find what made it, every point before an operation gets the reference's
-value (rounded to float32, which is what the runtime can hold). Only that operation then lies between these inputs and
-the runtime's result. The truth is the same operation in float64 on the same inputs, its natural error the same in
-float32, and the rule is that of every tap.
+A tap over budget shows the place of an error, not its cause. So every operation is given the reference's values as its
+inputs, rounded to float32. Its result then has only its own error. It is judged by the usual rule: t64 is the same
+operation in float64 on the same inputs, e32 its error in float32.
 
-An exported graph is cut at every known point: the point's value becomes an input, which takes the reference's value,
-and what the graph computes there becomes an output. A module of the MLX model is wrapped instead: it hands on the
-reference's value.
+An exported graph is cut at every known point: the point becomes an input with the reference's value, and the value that
+the graph computes there becomes an output. MLX's modules are wrapped to return the reference's values instead.
 """
 
 from __future__ import annotations
@@ -48,10 +46,10 @@ Array = NDArray
 
 @dataclass(frozen=True)
 class Culprit:
-    """The result of an isolated run.
+    """The operation behind an error.
 
-    `tap`, `path`, `case`: where the error shows. `point`, `operation`: its cause; empty if no single operation is over
-    budget. `why`: how it differs, as far as that can be told.
+    `tap`, `path`, `case`: where the error shows. `point`, `operation`: its cause; "" if no single operation is over
+    budget. `why`: the likely mistake, e.g. "epsilon 1e-06, not 1e-05", or why there is no culprit.
     """
 
     runtime: str
@@ -63,7 +61,7 @@ class Culprit:
     measurement: Measurement | None
     why: str = ""
     points: int = 0
-    """How many operations were run by themselves."""
+    """How many operations were run separately."""
 
     @property
     def sentence(self) -> str:
@@ -76,7 +74,7 @@ class Culprit:
 def isolate(
     engine: Engine, weights: Parameters, case: Case, path: str, tap: str, position: int | None = None
 ) -> Culprit:
-    """Run the operations behind a failing tap one by one. position: a failing one, which tells the cached pass."""
+    """Run the operations behind a failing tap separately. position: a failing position, to choose the cached pass."""
     config = engine.config
     part = None
     if path.startswith("cached") and not tap.startswith("encoder."):
@@ -109,7 +107,7 @@ def isolate(
 
 
 def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
-    """Return the points between the previous tap and this one, and all points inside this one."""
+    """Return the points after the previous tap up to this tap, and all points inside this tap."""
     i = taps.index(tap)
     earlier = taps[i - 1] if i and taps[i - 1] in points else None
     start = points.index(earlier) + 1 if earlier is not None else 0
@@ -118,8 +116,7 @@ def _region(points: list[str], taps: list[str], tap: str) -> list[str]:
 
 
 def _aligned(point: str, got: Array, s: IsolatedInputs) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """Return a point's computed value, its truth in float64 and in float32 (positions before heads), and the
-    positions that count."""
+    """Return (computed, float64, float32 value of a point, valid positions (B,L)), with positions before heads."""
     got, t64, t32 = (positions_first(x) for x in (got, s.truth64[point], s.truth32[point]))
     return got, t64, t32, valid_at(point, s.case, s.part, t64.shape[1])
 
@@ -133,7 +130,7 @@ def _judge(point: str, got: Array, t64: Array, t32: Array, valid: NDArray[np.boo
 
 
 def _named(nobody: Culprit, message: str, points: list[str], config: TransformerConfig) -> Culprit:
-    """Find the operation that a runtime's own error message names."""
+    """Find the operation named in a runtime's error message."""
     message = message.replace("/positions/", "/embedding/")
     spelled = {point.replace(".", "/").replace("layers/", "layers."): point for point in points}
     named = [point for scope, point in spelled.items() if f"{scope}/" in message]
@@ -143,10 +140,10 @@ def _named(nobody: Culprit, message: str, points: list[str], config: Transformer
 
 @dataclass(frozen=True)
 class IsolatedInputs:
-    """One pass of the reference, split at its points.
+    """A pass of the reference, split at its points.
 
-    `inputs`: {point: the reference's value, rounded to float32}. `truth64`, `truth32`: {point: what the operation
-    before it computes from the inputs}, in float64 and in float32.
+    `inputs`: {point: the reference's value, rounded to float32}. `truth64`, `truth32`: {point: its operation's result
+    from these inputs}, in float64 and in float32.
     """
 
     case: Case
@@ -155,9 +152,9 @@ class IsolatedInputs:
     before: Cache | None
     """The reference's cache before the pass, rounded to float32."""
     earlier: tuple[Mapping[str, Array], ...]
-    """The inputs of earlier passes, for a runtime that must fill its own cache."""
+    """`inputs` of earlier passes, for MLX, which fills its own cache."""
     memory: Array | None
-    """The encoder's output (B,S,D), with both stacks."""
+    """The encoder's output (B,S,D), for models with both stacks."""
     inputs: Mapping[str, Array]
     truth64: Mapping[str, Array]
     truth32: Mapping[str, Array]
@@ -215,7 +212,7 @@ def _rounded(cache: Cache) -> Cache:
 
 
 def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
-    """Yield the source's keys and values: every pass is given them, and none computes them."""
+    """Yield the source's keys and values: inputs of every cached pass, computed before."""
     for i, pair in enumerate(_rounded(cache).cross):
         if pair is not None:
             yield f"decoder.layers.{i}.cross_attention.keys", pair[0]
@@ -223,7 +220,7 @@ def _source_points(cache: Cache) -> Iterator[tuple[str, Array]]:
 
 
 def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
-    """Return {point: what the model's modules compute there from the values before it}."""
+    """Return {point: the value MLX's module computes from the reference's values before it}."""
     computed: dict[str, Array] = {}
     model, case = engine.model, s.case
     observe: Callable[[str, Array], None] = computed.__setitem__
@@ -242,8 +239,7 @@ def run_mlx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Ar
 
 
 def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, Array]:
-    """Return {point: what the graph computes there from the values before it}, in the graph that shows `tap` on
-    `path`."""
+    """Return {point: the value the graph computes from the reference's values before it}, for the graph of this tap."""
     config, case = engine.config, s.case
     if config.architecture != "encoder-decoder":
         name = MODEL
@@ -261,7 +257,7 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
     for port in ports.inputs:
         if port.value in values:
             feeds[port.name] = values[port.value]
-        elif port.value.startswith(("cache.", "cross.")):  # keys and values or states, before the first pass
+        elif port.value.startswith(("cache.", "cross.")):  # empty keys and values, or states, in a first pass
             feeds[port.name] = np.zeros(port.without_positions(len(case.ids)), np.float32)
     entries = [entry.name for entry in session.get_inputs()]
     outputs = [point + COMPUTED for point in points]
@@ -270,7 +266,7 @@ def run_onnx(engine: Any, s: IsolatedInputs, path: str, tap: str) -> dict[str, A
 
 
 def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
-    """Return every input that any of the graphs may take, by value."""
+    """Return all inputs of the graphs, by the name of the value (`Port.value`), e.g. "memory"."""
     case, before = s.case, s.before
     real = case.source_mask
     values = {**case.inputs, "source_mask": real}
@@ -296,7 +292,7 @@ def _values(config: TransformerConfig, s: IsolatedInputs) -> dict[str, Array]:
 
 
 def valid_at(point: str, case: Case, part: slice | None, length: int) -> NDArray[np.bool_]:
-    """Return which positions of a point count (B,L). part: the decoder's positions in this pass, if not all."""
+    """Return which positions of a point count (B,L). part: the decoder's positions in a cached pass; None: all."""
     of_keys = point.rpartition(".")[2].startswith(("key", "value"))
     if point.startswith("encoder.") or ("cross_attention" in point and of_keys):
         return case.source_real

@@ -1,9 +1,9 @@
-"""Runtimes, and the checkpoint itself, against the network that was imported.
+"""Compare runtimes, and the checkpoint itself, with the original network it was imported from (`--against`).
 
-logits    of each input within the budget that the runtime has against the reference; the original's numbers are the
-          truth. The reference's own logits are judged too
-tokens    of the searches that the original has too: equal, or different where the original sees a tie, or, with
-          integers, where activations next to a half are rounded to the other side
+logits    within the runtime's usual budget, with the original's logits as the truth. The reference's own logits, in
+          float64, are judged too
+tokens    of searches the original can do too: equal, or a tie by the original's logits. With integers also a flip: an
+          activation next to a half is rounded to the other side
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .hugging_face import HuggingFace
 from .marian import Marian
 
 CHECKPOINT = "checkpoint"
-"""The report's name for the reference with the imported weights."""
+"""The report's name for the float64 reference with the checkpoint's weights."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The findings of a comparison with the original. `lines`: a description for the report."""
+    """Results of a comparison with the original. `lines`: a description for the report. `checkpoint`: the reference."""
 
     points: tuple[Point, ...]
     tokens: tuple[Tokens, ...]
@@ -58,8 +58,10 @@ class Compared:
 
 
 def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoint) -> Origin:
-    """Open the network that a checkpoint was imported from, by default the one it records. `UserError` if that
-    fails."""
+    """Open a checkpoint's original network, by default from the file or folder in the checkpoint's record.
+
+    Raises UserError if it isn't recorded, isn't there, or can't be opened.
+    """
     if original is None:
         original = recorded(against, checkpoint.folder)
     if not Path(original).exists():
@@ -70,7 +72,7 @@ def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoin
 def compare_with_origin(
     origin: Origin, checkpoint: Checkpoint, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> Compared:
-    """Judge the checkpoint in float64, and engines that compute its own network."""
+    """Judge the checkpoint in float64, and these engines. Raises UserError if an engine reads vectors."""
     stored = dict(checkpoint.tensors())
     own = ReferenceEngine(checkpoint.config, stored, "float64")
     own.name = CHECKPOINT
@@ -88,7 +90,7 @@ def compare_with_origin(
 def _points(
     origin: Origin, stored: Parameters, engines: Sequence[Engine], cases: Sequence[Case]
 ) -> tuple[list[Point], list[ErrorScale]]:
-    """Judge the outputs of all engines; also return float32's own error of the original's outputs on each input."""
+    """Judge all engines' outputs. Returns (points, float32's own error at each output of each input)."""
     c = origin.config
     network64, network32 = (Reference(c, stored, kind) for kind in (np.float64, np.float32))
     samples, scales = [], []
@@ -145,7 +147,7 @@ def _tokens(
 
 
 def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
-    """Return the sources of searches, in ids that the original has, and the most tokens of an output."""
+    """Return (sources of searches in the original's ids, most tokens of an output)."""
     sources, limit = sources_of(cases, origin.config)
     return [origin.fitted_row(row) for row in sources], limit
 
@@ -155,10 +157,10 @@ def _words(ids: Sequence[int]) -> tuple[str, ...]:
 
 
 def _of_beam(judged: Judged, ids: list[int], expected: list[int]) -> Judged:
-    """Judge one output of a beam search that was already judged by the reference."""
+    """Judge an output of a beam search after the reference's verdict: only equal tokens or the reference's tie pass."""
     if ids == expected or judged.tie or judged.problem:
         return judged if ids != expected else Judged()
-    return Judged(problem=f"{ids} as the reference has it, the original writes {expected}")
+    return Judged(problem=f"{ids}, like the reference; the original writes {expected}")
 
 
 def _greedy(
@@ -170,12 +172,15 @@ def _greedy(
     options: Options,
     limit: float,
 ) -> list[Judged]:
-    """Judge greedy outputs by the original's logits along each; with fixed scales, by its integers."""
+    """Judge greedy outputs by the original's logits along each output.
+
+    An engine with fixed int8 scales is judged by the original's exact integer arithmetic; a flip may excuse it.
+    """
     fixed = isinstance(engine, OnnxEngine) and engine.int8_scales.is_fixed
     if not (isinstance(origin, Marian) and origin.has_integers and fixed):
         return judge_greedy(origin, sources, outputs, options, limit)  # type: ignore[arg-type]
     exact, ours, single = origin.with_arithmetic("exact"), engine.budget, BUDGETS["float32", "cpu"]
-    # Between integers errors are float32's: those of an engine that computes in it.
+    # With the same integers only float32's errors remain: shrink the limit from int8's budget to float32's.
     limit *= single.max * single.unit / (ours.max * ours.unit)
     judged = judge_greedy(exact, sources, outputs, options, limit)  # type: ignore[arg-type]
     return [
@@ -187,10 +192,10 @@ def _greedy(
 def certified_flip(
     engine: Any, stored: Parameters, source: list[int], ids: list[int], options: Options
 ) -> Judged | None:
-    """Certify an output computed with integers; None if it can't be.
+    """Certify that flips explain an int8 output; None if they don't.
 
-    The integers that the engine shows along it must be the reference's own except for flips, and the reference with
-    these integers must choose the same tokens.
+    The engine's integers along the output must be the reference's except for flips. The reference must choose the same
+    tokens with these integers.
     """
     c, limit = engine.config, options.max_new_tokens or 0
     rows, mask = Sources.of(c, ids=[source]).padded(SOURCE_MULTIPLE, c.max_positions)
@@ -210,7 +215,7 @@ def certified_flip(
 
 
 def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -> Iterator[str]:
-    """Name the integer kernel that ran here, and count where Marian's engine on AVX2 would write other tokens."""
+    """Report this machine's integer kernel, and how often Marian's engine on AVX2 would write other tokens."""
     ours = [engine for engine in engines if engine.precision == "int8" and engine.name.startswith("onnxruntime")]
     if not ours:
         return
@@ -230,7 +235,7 @@ def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -
 
 
 def recorded(against: str, checkpoint: Path) -> Path:
-    """Find the file or folder that a checkpoint was imported from, by its own record. `UserError` says why it fails."""
+    """Return the original file or folder in the checkpoint's record. Raises UserError without a record or original."""
     file = checkpoint / (MARIAN if against == Marian.name else ORIGIN)
     try:
         if not file.is_file():

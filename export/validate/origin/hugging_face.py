@@ -1,7 +1,7 @@
-"""A model of `transformers`, run by that package itself in float64.
+"""A `transformers` model, run by the package `transformers` itself in float64.
 
-`torch` and `transformers` are no dependencies: users of this comparison have them. Their code sometimes casts to
-float32 (the variance of T5's norm, a softmax); while it runs here, such a cast is one to float64.
+`torch` and `transformers` aren't dependencies: users of this comparison have them. Their code sometimes casts to
+float32, e.g. in T5's norm or a softmax; here these casts are to float64.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from . import Array, Origin
 BEAM = 4
 PUBLISHED = "as published"
 KINDS = {"encoder-decoder": "AutoModelForSeq2SeqLM", "encoder": "AutoModel", "decoder": "AutoModelForCausalLM"}
-"""The class for a folder whose config names none."""
+"""The class if the folder's config.json names none."""
 
 
 class HuggingFace(Origin):
-    """A folder of `transformers`."""
+    """A model folder of `transformers`. Raises Unavailable if torch or transformers is missing."""
 
     name = "transformers"
 
@@ -45,12 +45,12 @@ class HuggingFace(Origin):
         missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
         if missing:
             raise Unavailable(f"--against transformers: not installed here: pip install {' '.join(missing)}")
-        # The encoder may lie in a folder within.
+        # In a sentence-transformers folder the encoder may be in an inner folder.
         self.folder = read_sentence_folder(folder).network if Place.of(folder).holds(MODULES) else folder
         self.config = config
         try:
             self.torch, self.transformers = import_module("torch"), import_module("transformers")
-        except ImportError as error:  # transformers checks the versions of its dependencies
+        except ImportError as error:  # transformers checks its dependencies' versions
             raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
         self.model = self._opened()
         self.published: Any = vars(self.model).get("generation_config")
@@ -72,7 +72,7 @@ class HuggingFace(Origin):
                 str(self.folder),
                 local_files_only=True,
                 trust_remote_code=False,
-                use_safetensors=True,  # no pickle is opened
+                use_safetensors=True,  # never open a pickle
                 attn_implementation="eager",
                 output_loading_info=True,
             )
@@ -81,14 +81,14 @@ class HuggingFace(Origin):
                 f"{self.folder}: transformers can't open it ({' '.join(str(error).split())[:200]})"
             ) from error
         for name in report["missing_keys"]:
-            # A file may have one table where its config says three: transformers draws the others at random.
+            # A file may have a single shared table; transformers then draws the encoder's and decoder's at random.
             module, _, last = name.rpartition(".")
             if module.endswith("embed_tokens") and "shared" in dict(model.base_model.named_children()):
                 setattr(model.get_submodule(module), last, model.base_model.shared.weight)
         tensors = dict(model.named_parameters(remove_duplicate=False))
         read = {tensor.data_ptr() for name, tensor in tensors.items() if name not in report["missing_keys"]}
         missing = [name for name in report["missing_keys"] if name in tensors and tensors[name].data_ptr() not in read]
-        if self.config.head.kind == "hidden":  # a bare encoder's class has a pooler, whether its folder has or not
+        if self.config.head.kind == "hidden":  # the class has a pooler even if the folder has no weights for it
             missing = [name for name in missing if not name.startswith("pooler.")]
         if missing:
             raise UserError(f"{self.folder}: transformers misses {', '.join(sorted(missing)[:3])}")
@@ -119,7 +119,7 @@ class HuggingFace(Origin):
 
     @contextmanager
     def _wide(self) -> Any:
-        """While this runs, casts to float32 are casts to float64."""
+        """In this context casts to float32 become casts to float64."""
         torch = self.torch
         mode = import_module("torch.overrides").TorchFunctionMode
 
@@ -133,7 +133,7 @@ class HuggingFace(Origin):
                 return function(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
 
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # for tensors that its code makes from Python numbers
+        torch.set_default_dtype(torch.float64)  # for tensors made from Python numbers
         try:
             with Wide():
                 yield
@@ -151,7 +151,7 @@ class HuggingFace(Origin):
         return by_name if own is None else {**by_name, PUBLISHED: own}
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
-        """Search one source at a time, so that no padding is needed."""
+        """See `Origin`. Each source is searched separately, without padding."""
         c, theirs = self.config, self.transformers.GenerationConfig
         if name == PUBLISHED:
             chosen = theirs.from_dict(self.published.to_dict())
@@ -169,7 +169,7 @@ class HuggingFace(Origin):
                 decoder_start_token_id=c.bos_id,
             )
         torch, outputs = self.torch, []
-        self.model.generation_config = chosen  # it fills in settings that a given config lacks
+        self.model.generation_config = chosen  # transformers would fill missing settings from the model's own config
         for source in sources:
             ids = torch.tensor([source])
             with torch.no_grad(), self._wide():
@@ -179,7 +179,7 @@ class HuggingFace(Origin):
         return outputs
 
     def _ended(self, written: list[int], o: Options) -> list[int]:
-        """Cut an output at its end, without the padding behind it."""
+        """Cut an output at its end token, and remove this token."""
         last = [self.config.eos_id, *o.end_ids]
         first = next((i for i, token in enumerate(written) if token in last), len(written))
         return without_end(written[: first + 1], self.config, o)

@@ -1,19 +1,19 @@
-"""A model in Marian's own file, read and computed separately from the import (`families/marian_files/`).
+"""A model in Marian's own file, read and computed without the import's code (`families/marian_files/`).
 
     .bin    u64 1 · u64 n · n x {u64 bytes of the name, u64 type, u64 rank, u64 bytes of the data} · names ·
             i32 shapes · u64 p · p bytes · data, all little-endian
     .npz    float32 arrays by name
 
-`special:model.yml` holds the options. Integers (type 0x4101) are followed by their multiplier m and stand for
-q * (1/m); all but embeddings are stored transposed.
+`special:model.yml` holds the options. Integers q (type 0x4101) are followed by their multiplier m; the weights are
+q * (1/m). Integer matrices are stored transposed, except embeddings.
 
-`MarianNetwork` computes y = x W + b from the file's own names, one sentence at a time. It shares nothing with the
-reference but NumPy, and computes in one of these ways:
+`MarianNetwork` computes y = x W + b with the file's own names, a sentence at a time. It shares only NumPy with the
+reference. Its arithmetic is any of these:
 
-    float       numbers of the weights (integers: q * (1/m)), products in `dtype`
-    exact       activations rounded by the file's scales, products of integers, the rest in `dtype`
-    saturating  as the engines with AVX2: unsigned times signed bytes, two neighbours summed into 16 bits that can't
-                hold them, and all else in float32 in the order in which fxtranslate adds
+    float       float weights (integers: q * (1/m)), products in `dtype`
+    exact       activations rounded by the file's scales, integer products, the rest in `dtype`
+    saturating  like engines on AVX2: unsigned times signed bytes, sums of two neighbours saturated to 16 bits, the rest
+                in float32 with fxtranslate's order of sums
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_MODEL_BYTES = 1 << 34
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: integers with their multiplier, or floats."""
+    """A tensor: integers with their multiplier, or floats."""
 
     values: Array
     multiplier: np.float32 | None = None
@@ -54,13 +54,13 @@ class Tensor:
         return self.values
 
     def numbers(self) -> NDArray[np.float32]:
-        """Return the numbers that the values stand for."""
+        """Return the values as float32, integers divided by their multiplier."""
         numbers = self.values.astype(np.float32)
         return numbers if self.multiplier is None else numbers * (np.float32(1) / self.multiplier)
 
 
 def read_marian(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a model: its tensors by name, and its options. `UserError` for any other file."""
+    """Read a model: (tensors by name, options). Raises UserError if it isn't a Marian model."""
     data = read_bytes(path, MAX_MODEL_BYTES)
     try:
         tensors = dict(_of_npz(data) if path.suffix == ".npz" else _of_bin(data))
@@ -71,7 +71,7 @@ def read_marian(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def model_of(path: Path) -> Path:
-    """Find the model's file in a folder, or return the file itself. `UserError` unless there is exactly one."""
+    """Find the model's file in a folder; a file is returned as it is. Raises UserError unless there is exactly one."""
     if path.is_file():
         return path
     files = [each for suffix in ("*.npz", "*.bin") for each in sorted(path.glob(suffix)) if "model" in each.name]
@@ -114,7 +114,7 @@ def _of_bin(data: bytes) -> Iterator[tuple[str, Tensor]]:
 
 
 def _flat(text: str) -> dict[str, Any]:
-    """Parse the options of a YAML text, `key: value` on a line; lists and keys without a value are left out."""
+    """Parse the `key: value` lines of a YAML text; lists and keys without a value are left out."""
     options: dict[str, Any] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -128,19 +128,21 @@ SHIFT = np.float32(127)
 
 
 def in_turn(terms: Array) -> Array:
-    """Sum over the last axis, one term after another."""
+    """Sum over the last axis, term after term."""
     return np.cumsum(terms, axis=-1, dtype=terms.dtype)[..., -1]
 
 
 def exactly(function: Any, x: Array) -> Array:
-    """Compute exp, sin or a power rounded once from float64, as libm does. NumPy's float32 functions have other last
-    bits, which differ between processors."""
+    """Compute exp, sin or a power in float64 and round once, like libm.
+
+    The last bits of NumPy's float32 functions differ between CPUs.
+    """
     return function(x.astype(np.float64)).astype(x.dtype)
 
 
 @dataclass
 class State:
-    """What decoding remembers: the cells of SSRUs, or keys and values, and those of the source."""
+    """A decoder's state. `source`: the encoder's output (S, d). `cells`: of SSRUs. `past`: keys and values."""
 
     source: Array
     position: int = 0
@@ -149,8 +151,11 @@ class State:
 
 
 class MarianNetwork:
-    """A model. items: {name: tensor} with `stored`, `numbers` and `multiplier`; options: Marian's; arithmetic: see
-    above."""
+    """A Marian network.
+
+    items: {name: tensor} with `stored`, `numbers` and `multiplier`, e.g. `Tensor`. options: Marian's own. arithmetic:
+    "float", "exact" or "saturating" (see the module's docstring).
+    """
 
     def __init__(
         self, items: Mapping[str, Any], options: Mapping[str, Any], arithmetic: str = "float", dtype: Any = np.float64
@@ -165,11 +170,11 @@ class MarianNetwork:
 
     @classmethod
     def read(cls, path: Path, arithmetic: str = "float") -> MarianNetwork:
-        """Read the network of a file, or of the one in a folder. `UserError` if there is none."""
+        """Read the network in a file, or in a folder with a single model. Raises UserError if there is none."""
         return cls(*read_marian(model_of(path)), arithmetic)
 
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Array:
-        """Compute the logits (T+1, V) after the start and after each token of a target."""
+        """Compute the logits (T+1, V) after the start and after each target token."""
         state = State(self.encode(source))
         return np.stack([self.step(state, token) for token in [None, *target]])
 
@@ -184,7 +189,7 @@ class MarianNetwork:
         return len(self.numbers("Wemb" if "Wemb" in self.items else "encoder_Wemb"))
 
     def translate(self, source: Sequence[int], limit: int, among: Sequence[int] | None = None) -> list[int]:
-        """Translate greedily up to </s>, 0, or `limit` tokens; among: the only ids that may be chosen."""
+        """Translate greedily up to </s> (id 0) or `limit` tokens. among: the allowed ids; None allows all."""
         state, token, written = State(self.encode(source)), None, []
         while len(written) < limit:
             logits = self.step(state, token)
@@ -204,7 +209,7 @@ class MarianNetwork:
         return self.top("encoder", x)
 
     def step(self, state: State, token: int | None) -> Array:
-        """Compute the logits (V,) after one more token; None: at the start, whose embedding is a vector of zeros."""
+        """Compute the logits (V,) after another token; None: the start, a vector of zeros."""
         x = self.embed("decoder", None if token is None else np.array([token]), state.position)
         for i in range(1, self.options["dec-depth"] + 1):
             layer = f"decoder_l{i}"
@@ -260,7 +265,7 @@ class MarianNetwork:
         return self.around(f"{name}_ffn", x, net)
 
     def recur(self, name: str, x: Array, state: State) -> Array:
-        """Compute c = f c + (1 - f) u and return ReLU(c)."""
+        """Update an SSRU's cell, c = f c + (1 - f) u, and return ReLU(c)."""
         f = 1 / (1 + exactly(np.exp, -self.affine(name, "f", x)))
         u = self.product(f"{name}_W", x)
         state.cells[name] = f * state.cells.get(name, np.zeros_like(u)) + (1 - f) * u
@@ -320,7 +325,7 @@ class MarianNetwork:
         if self.arithmetic == "exact":
             return (rounded.astype(np.float64) @ matrix.q).astype(self.dtype) * matrix.scale.astype(self.dtype) + b
         shifted = rounded + 127
-        # The last product, as wide as the vocabulary, goes another way there, with sums of 32 bits.
+        # The classifier's product doesn't saturate in these engines: its sums have 32 bits.
         total = (shifted.astype(np.float64) @ matrix.q if table else matrix.saturated(shifted)).astype(np.float32)
         return total * matrix.scale + (b - SHIFT * matrix.scale * matrix.sums)
 
@@ -333,16 +338,16 @@ class MarianNetwork:
 
 
 class Integers:
-    """A matrix q (K, N) of integers, with its multiplier m and the scale a of its activations."""
+    """An integer matrix q (K, N), its multiplier m, and its activations' scale a."""
 
     def __init__(self, q: Array, a: np.float32, m: np.float32) -> None:
         self.q, self.a, self.scale = q.astype(np.float64), a, np.float32(1) / (a * m)
         self.sums = self.q.sum(axis=0).astype(np.float32)
-        # Only such pairs can leave 16 bits, as the other factors are at most 254.
+        # Only these pairs can exceed 16 bits, as activations are at most 254.
         self.pair, self.column = np.nonzero(np.abs(self.q[0::2]) + np.abs(self.q[1::2]) > (1 << 15) // 254)
 
     def saturated(self, x: Array) -> Array:
-        """Multiply x (L, K), 0 to 254, by q, with the sums of two neighbours saturated to 16 bits."""
+        """Multiply x (L, K), in 0 to 254, by q, with sums of two neighbours saturated to 16 bits."""
         first, second, n = 2 * self.pair, 2 * self.pair + 1, self.column
         pairs = x[:, first] * self.q[first, n] + x[:, second] * self.q[second, n]
         excess = np.clip(pairs, -(1 << 15), (1 << 15) - 1) - pairs
@@ -353,13 +358,13 @@ class Integers:
 
 
 MOST_POSITIONS = 256
-"""The longest input: NumPy is slow, token by token."""
+"""The longest input, as NumPy is slow token by token."""
 SPECIAL = 2
-"""The ids before the words: end and unknown."""
+"""Number of special ids, which come first: end and unknown."""
 
 
 class Marian(Origin):
-    """One file."""
+    """Marian's own file of a model."""
 
     name = "marian"
 
@@ -371,14 +376,14 @@ class Marian(Origin):
         self.network = MarianNetwork(*self._read)
 
     def with_arithmetic(self, arithmetic: str) -> Marian:
-        """Return the same file's network, computed another way."""
+        """Return the same file's network with another arithmetic."""
         other = copy(self)
         other.network = MarianNetwork(*self._read, arithmetic)
         return other
 
     @property
     def has_integers(self) -> bool:
-        """Whether it holds integers with the scales of their products."""
+        """Whether the file has integers, with the scales of their activations."""
         tensors = self._read[0]
         return "none_QuantMultA" in tensors and any(each.multiplier is not None for each in tensors.values())
 
@@ -388,12 +393,15 @@ class Marian(Origin):
         return f"Marian {version}: {kind}, computed in float64 from {self.file}, which is read apart from the import"
 
     def fitted(self, case: Case) -> Case | None:
-        """Fit a case. The checkpoint has one row more, and pads two vocabularies to one size."""
+        """Replace ids unknown to the file; None for inputs over `MOST_POSITIONS`.
+
+        The checkpoint has an id more, and pads two vocabularies to the same size.
+        """
         if case.ids.shape[1] > MOST_POSITIONS:
             return None
         n, targets = self.network.sources, case.target_ids
         ids = np.where(case.source_real, _known(case.ids, n), case.ids)
-        if targets is not None:  # behind the start
+        if targets is not None:  # all tokens after the start
             known = _known(targets[:, 1:], self.network.vocabulary)
             targets = np.concatenate([targets[:, :1], known], axis=1)
         return replace(case, ids=ids, target_ids=targets)
@@ -403,7 +411,7 @@ class Marian(Origin):
 
     def outputs(self, case: Case) -> dict[str, Array]:
         assert case.target_ids is not None
-        targets = _known(case.target_ids[:, 1:], self.network.vocabulary)  # behind a row there is padding
+        targets = _known(case.target_ids[:, 1:], self.network.vocabulary)  # all tokens after the start
         rows = [
             self.network.logits(source, target.tolist()) for source, target in zip(case.rows(), targets, strict=True)
         ]
@@ -414,5 +422,5 @@ class Marian(Origin):
 
 
 def _known(ids: Array, size: int) -> Array:
-    """Replace ids beyond a vocabulary by words of it."""
+    """Replace ids of `size` or more by ordinary ids below `size`."""
     return np.where(ids < size, ids, SPECIAL + ids % (size - SPECIAL))

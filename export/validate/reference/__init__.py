@@ -1,4 +1,4 @@
-"""The Transformer and its search in NumPy, float64: the third opinion in every comparison."""
+"""The reference: the Transformer and its search in NumPy with float64, the truth in every comparison."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The functions of arrays that the NumPy reference is made of, in the paper's notation.
+"""The building blocks of the NumPy reference, in the paper's notation.
 
 Equation and section numbers refer to "Attention Is All You Need" (Vaswani et al., 2017). The last part makes a text's
-vector from an encoder's output; `core/text_embedding.py` describes each way of pooling.
+vector from an encoder's output; `core/text_embedding.py` describes each kind of pooling.
 
-B batch, L new tokens, S keys, D model, H heads, K key/value heads, d_k and d_v one head's widths, W width of a vector.
+B batch, L new tokens, S keys, D model, H heads, K key/value heads, d_k and d_v a head's widths, W width of a vector.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mlx_transformer.system.errors import UserError
 Array = NDArray
 Bits = NDArray[np.bool_]
 Observe = Callable[[str, Array], Array]
-"""Called with the name and value of a point of a calculation; returns the value that the calculation continues with."""
+"""Called with the name and value of a point; returns the value to continue with."""
 KeysValues = tuple[Array, Array]
 Past = tuple[Array, ...]
-"""A layer's memory of its own positions: keys and values, or the state (B,D) of an SSRU."""
+"""A layer's cache of past positions: keys and values, or the state (B,D) of an SSRU."""
 
 
 def unobserved(name: str, value: Array) -> Array:
-    """The default observer: return the value as it is."""
+    """The default observer: return the value unchanged."""
     return value
 
 
@@ -45,9 +45,9 @@ def attention(
 ) -> Array:
     """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
-    `allowed` (broadcast to (..., L, S)) is True where a query may attend. A query that may attend nowhere is padding
-    and attends everywhere: its output is finite, and nobody reads it. `weigh`: another softmax. `scale`: in place of 1
-    / sqrt(d_k) (T5: 1).
+    `allowed` (broadcast to (..., L, S)): True where a query may attend. A query without any allowed key is padding; it
+    attends everywhere, so that its unused output is finite. `weigh`: another softmax. `scale`: replaces 1 / sqrt(d_k),
+    e.g. 1 in T5.
     """
     QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
     scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale)
@@ -59,7 +59,7 @@ def attention(
 
 
 def softmax(x: Array) -> Array:
-    """Compute exp(x) / sum exp(x) over the last axis, shifted by the maximum so that nothing overflows."""
+    """Compute exp(x) / sum exp(x) over the last axis, shifted by the maximum to avoid overflow."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -95,8 +95,10 @@ def sigmoid(x: Array) -> Array:
 
 
 def ssru(u: Array, f: Array, c: Array | None) -> Array:
-    """Compute c_t = f_t c_{t-1} + (1 - f_t) u_t of each of the L tokens (B,L,D), one after another, from c (B,D) on or
-    from 0 (Kim et al. 2019)."""
+    """Compute the states c_t = f_t c_{t-1} + (1 - f_t) u_t (B,L,D) for u, f (B,L,D) (Kim et al. 2019).
+
+    c (B,D): the state before; None: 0.
+    """
     states = []
     c = np.zeros_like(u[:, 0]) if c is None else c
     for t in range(u.shape[1]):
@@ -105,16 +107,16 @@ def ssru(u: Array, f: Array, c: Array | None) -> Array:
     return np.stack(states, axis=1)
 
 
-# The angles are written with the same float64 operations as the stored tables: another order of rounding would differ
-# by 1e-13, enough to fall on the other side of a float32 rounding boundary now and then.
+# Angles use the same float64 operations as the stored tables. Another order would differ by 1e-13, which now and then
+# changes a float32's last bit.
 
 
 def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDArray[np.float32]:
     """Compute section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)); (...,
     d_model).
 
-    `sinusoidal_halves`: the sines of these, then the cosines. `sinusoidal_concat` (tensor2tensor): sines, then cosines,
-    of pos / 10000^(j / (d/2 - 1)).
+    Other layouts: "sinusoidal_halves" has all sines first, then the cosines. "sinusoidal_concat" (tensor2tensor) has
+    sines, then cosines, of pos / 10000^(j / (d/2 - 1)).
     """
     j = np.arange(d_model // 2, dtype=np.float64)
     exponent = -j / (d_model // 2 - 1) if layout == "sinusoidal_concat" else -2 * j / d_model
@@ -135,11 +137,11 @@ def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float3
 
 
 def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
-    """Return the bucket of the distance from a query to a key (key - query): Raffel et al. 2020 (T5).
+    """Return the bucket of each distance key - query: Raffel et al. 2020 (T5).
 
-    causal: b buckets for keys 0, 1, ... places back; otherwise b/2 for them and b/2 for keys ahead, rounded down. Half
-    of those, rounded down, are e exact ones; bucket e + k of the r others begins at e * (furthest/e)^(k/r) places, and
-    the last one has no end.
+    causal: all b = `buckets` are for keys 0, 1, ... places back. Otherwise b/2 (rounded down) are for keys back, b/2
+    for keys ahead. In either direction the first half (rounded down), e buckets, are for single distances. Bucket e + k
+    of the r others begins at e * (furthest/e)^(k/r) places; the last has no end.
     """
     if not causal:
         ahead = bucket(-np.abs(distance), buckets // 2, furthest, causal=True)
@@ -152,7 +154,7 @@ def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:
 
 
 def position_ids(real: Bits) -> Array:
-    """Count the real tokens before each token (B,L): padding on the left moves no position."""
+    """Count the tokens before each token (B,L), so that padding on the left doesn't change positions."""
     return np.maximum(np.cumsum(real, axis=1) - 1, 0)
 
 
@@ -166,7 +168,7 @@ def checked_ids(ids: ArrayLike, vocabulary: int, name: str) -> Array:
 
 
 def checked_source(ids: ArrayLike, c: TransformerConfig) -> Array:
-    """Check an encoder's ids (B,S), or vectors (B,S,D) in their place."""
+    """Check an encoder's input: ids (B,S), or vectors (B,S,D). Raises UserError."""
     vectors = np.asarray(ids)
     if vectors.ndim != 3:
         return checked_ids(ids, c.source_vocab_size, "source_ids")
@@ -192,18 +194,18 @@ def merge_heads(x: Array) -> Array:
 
 
 def sentence_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
-    """Make the vectors (B,W) of texts from the memory (B,S,D); `real` (B,S): True on tokens."""
+    """Make texts' vectors (B,W) from the encoder's output (B,S,D). `real` (B,S): True on tokens."""
     return np.stack([_vector(embedding, rows[tokens]) for rows, tokens in zip(memory, real, strict=True)])
 
 
 def token_weights(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
-    """Compute the weights (B,S) of tokens, 0 on padding."""
+    """Compute a weight for each token (B,S), 0 on padding (sparse vectors, e.g. BGE-M3)."""
     scores = memory @ _head(embedding, "sparse.weight", memory)[0] + _head(embedding, "sparse.bias", memory)
     return np.where(real & (scores > 0), scores, 0)
 
 
 def token_vectors(embedding: TextEmbedding, memory: Array, real: Bits) -> Array:
-    """Compute a vector for every token (B,S,W) except a row's first; 0 there and on padding."""
+    """Compute a vector for each token (B,S,W); 0 for a row's first token and on padding."""
     vectors = memory @ _head(embedding, "multi.weight", memory).T + _head(embedding, "multi.bias", memory)
     lengths = np.sqrt((vectors * vectors).sum(axis=-1, keepdims=True))
     later = real & (np.cumsum(real, axis=1) > 1)
@@ -215,7 +217,7 @@ def _head(embedding: TextEmbedding, name: str, like: Array) -> Array:
 
 
 def _vector(embedding: TextEmbedding, tokens: Array) -> Array:
-    """Pool a text's tokens (L,D), without padding, to its vector (W,)."""
+    """Pool a text's tokens (L,D) without padding to a vector (W,)."""
     x = np.concatenate([_pooled(way, tokens) for way in embedding.pooling])
     for i, layer in enumerate(embedding.dense):
         x = embedding.weights[f"dense.{i}.weight"].astype(x.dtype) @ x

@@ -1,11 +1,11 @@
-"""The whole Transformer in plain NumPy, float64, in the paper's notation: the third opinion in every comparison.
+"""The whole Transformer in plain NumPy with float64, in the paper's notation: the truth in every comparison.
 
-Written for reading and for being right, not for speed, and independently of `nn/`, the ONNX graphs and
-`core/positions.py`. Equation and section numbers refer to "Attention Is All You Need" (Vaswani et al., 2017). float64
-gives the truth that errors are measured against. The same code in float32 gives the error that single precision makes
-by nature. Weights and position tables are rounded to float32 first.
+Written to be read and to be right, not fast, and independently of `nn/`, the ONNX graphs and `core/positions.py`.
+Equation and section numbers refer to "Attention Is All You Need" (Vaswani et al., 2017). In float64 its values are the
+truth. In float32 the same code shows float32's own rounding error. Weights and position tables are rounded to float32
+first.
 
-B batch, S source (or keys), T target, P past, L new tokens, D model, H heads, K key/value heads, d_k and d_v one head's
+B batch, S source (or keys), T target, P past, L new tokens, D model, H heads, K key/value heads, d_k and d_v a head's
 widths, V vocabulary.
 """
 
@@ -56,21 +56,24 @@ from .layers import (
 
 Array = NDArray
 Parameters = Mapping[str, Array | Stored]
-"""A parameter table: arrays, or arrays that are still in their file (`Checkpoint.unread()`)."""
+"""{parameter: array}; arrays may be still in their file (`Checkpoint.unread()`)."""
 Tap = Callable[[str, Array], Array | None]
-"""Called with the name and value of a point; an array that it returns replaces the value."""
+"""Called with the name and value of a point; a returned array replaces the value."""
 
 
 KEPT = 4 << 20
-"""Bytes of converted weights that stay in memory."""
+"""Most bytes of converted weights to keep in memory."""
 PART = 1 << 20
-"""Numbers of a matrix that are converted together."""
+"""Numbers of a matrix to convert at a time."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What a decoder remembers: keys and values (B,K,P,.) a layer (or the state (B,D) of its SSRU), and which of the P
-    past positions are tokens (B,P)."""
+    """A decoder's cache.
+
+    `real` (B,P): which past positions are tokens. `self_attention`: for each layer the past keys and values (B,K,P,.),
+    or an SSRU's state (B,D). `cross`: for each layer the source's keys and values (B,K,S,.). `source_mask` (B,S).
+    """
 
     real: Bits
     self_attention: tuple[Past | None, ...]
@@ -78,7 +81,7 @@ class Cache:
     source_mask: Bits | None
 
     def select(self, rows: ArrayLike) -> Cache:
-        """Take the given batch rows, in their order (beam search repeats and drops rows)."""
+        """Return a cache with these batch rows, in this order (beam search repeats and drops rows)."""
         index = np.asarray(rows)
 
         def pick(past: Past | None) -> Any:
@@ -90,10 +93,10 @@ class Cache:
 
 
 class Weights(MutableMapping[str, Array]):
-    """A parameter table in the reference's precision, read and converted when a layer asks for it.
+    """The parameters in the reference's precision, read and converted when a layer needs them.
 
-    The reference so needs the memory of one matrix, not of a second model twice as large. The smallest arrays, up to
-    `KEPT` bytes together, stay in memory: small models are read once.
+    So the reference takes the memory of a single matrix, instead of a second model of twice the size. The smallest
+    arrays, up to `KEPT` bytes together, stay in memory: small models are read once.
     """
 
     def __init__(self, stored: Parameters, dtype: np.dtype[Any]) -> None:
@@ -125,11 +128,11 @@ class Weights(MutableMapping[str, Array]):
         return len(self.stored)
 
     def rows(self, name: str, ids: Array) -> Array:
-        """Look up rows of a table; only these are converted."""
+        """Look up rows of a table, and convert only these."""
         return np.asarray(self._kept.get(name, self.stored[name]))[ids].astype(self.dtype, copy=False)
 
     def parts(self, name: str) -> Iterator[Array]:
-        """Yield a matrix in blocks of rows, so that no large one is there twice in full."""
+        """Yield a matrix in blocks of rows, so that a large matrix is never in memory in both precisions."""
         array = np.asarray(self.stored[name])
         if name in self._small or array.dtype == self.dtype:
             yield self[name] if name in self._small else array
@@ -140,11 +143,12 @@ class Weights(MutableMapping[str, Array]):
 
 
 class Reference:
-    """A Transformer of any accepted config, from its parameter table, computed in `dtype` (float64 or float32).
+    """A Transformer of any valid config, computed in `dtype` (float64 or float32) from its parameters.
 
-    `tap(name, array)`, if given, is called at
-    every tap in the order of the data; with `inner_points` also at the points inside the sub-layers (`../points.py`).
-    `UserError` if the weights don't fit the config, or if an id or a position is out of range.
+    Methods call `tap(name, array)`, if given, at every tap from embedding to logits; with `inner_points` also at the
+    points inside sub-layers (`../points.py`).
+
+    Raises UserError if the weights don't fit the config, or if an id or a position is out of range.
     """
 
     def __init__(
@@ -167,11 +171,11 @@ class Reference:
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Return the logits: (B,T,V) of an encoder-decoder, teacher-forced; (B,S,V) of an encoder or a decoder; or the
-        output of an encoder's head.
+        """Compute the logits in a full pass.
 
-        `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T): only with both stacks. An encoder also takes
-        vectors (B,S,D) in place of `source_ids`.
+        Returns (B,T,V) for an encoder-decoder (teacher-forced), (B,S,V) for an encoder or a decoder, or the output of
+        an encoder's other head. `mask` (B,S): True on tokens of `source_ids`. `target_ids` (B,T): for models with both
+        stacks. An encoder also takes vectors (B,S,D) as `source_ids`.
         """
         if self.config.architecture == "encoder-decoder":
             if target_ids is None:
@@ -190,10 +194,10 @@ class Reference:
         tap: Tap | None = None,
         token_types: ArrayLike | None = None,
     ) -> Array:
-        """Encode source ids (B,S), or vectors (B,S,D) in place of their scaled rows, to the memory (B,S,D): section
-        3.1, encoder.
+        """Encode source ids (B,S) to the memory (B,S,D): section 3.1, encoder.
 
-        `token_types` (B,S): the token types of a model that has them, by default 0.
+        Vectors (B,S,D) as `ids` replace the scaled embedding rows. `token_types` (B,S): by default 0; only for models
+        with token types.
         """
         c, tokens = self.config, checked_source(ids, self.config)
         kinds = None
@@ -224,8 +228,7 @@ class Reference:
     def decode(
         self, target_ids: ArrayLike, memory: Array, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> Array:
-        """Decode all target ids (B,T) at once, each attending to itself and its past, to logits (B,T,V): section 3.1,
-        decoder."""
+        """Decode all target ids (B,T) in a causal pass to logits (B,T,V): section 3.1, decoder."""
         return self.step(target_ids, self.start(memory, mask, tap=tap), tap=tap)[0]
 
     def start(
@@ -235,7 +238,7 @@ class Reference:
         batch: int | None = None,
         tap: Tap | None = None,
     ) -> Cache:
-        """Return an empty cache over memory (B,S,D) with its mask (B,S). Without an encoder: give the batch size."""
+        """Return an empty cache for memory (B,S,D) with its mask (B,S), or for `batch` rows without an encoder."""
         names = [f"decoder.layers.{i}.cross_attention" for i in range(self.config.decoder_layers)]
         rows = len(memory) if memory is not None else 1 if batch is None else batch
         cross: list[KeysValues | None] = [None] * len(names)
@@ -250,9 +253,9 @@ class Reference:
     def step(
         self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None
     ) -> tuple[Array, Cache]:
-        """Decode L more target ids (B,L): their logits (B,L,V), and the cache that includes them.
+        """Decode L more target ids (B,L). Returns (logits (B,L,V), cache with these positions).
 
-        `mask` (B,L): True on tokens, for padded prompts of a model without an encoder.
+        `mask` (B,L): True on tokens, for a decoder's padded prompts.
         """
         c, tokens = self.config, checked_ids(ids, self.config.vocab_size, "target_ids")
         new = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -294,12 +297,12 @@ class Reference:
         logits = self.classify(self.final_norm("decoder", x, tap), tap)
         return logits, Cache(real, tuple(pasts), cache.cross, cache.source_mask)
 
-    # Section 3.4, 3.5: embedding * sqrt(d_model) + PE(pos), and in BART a norm of it
+    # Sections 3.4, 3.5: embedding * sqrt(d_model) + PE(pos); BART normalises the sum
 
     def embed(
         self, name: str, stack: str, ids: Array, positions: Array, tap: Tap | None, kinds: Array | None = None
     ) -> Array:
-        """Embed ids (B,L), or vectors (B,L,D) in place of their scaled rows, to (B,L,D). `kinds` (B,L): token types."""
+        """Embed ids (B,L) to (B,L,D); vectors (B,L,D) as `ids` replace the scaled rows. `kinds` (B,L): token types."""
         c = self.config
         x = ids.astype(self.dtype) if ids.ndim == 3 else self._rows(name, ids, self.observer(tap, f"{stack}.embedding"))
         if kinds is not None:
@@ -324,7 +327,7 @@ class Reference:
     # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
 
     def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
-        """Return the keys (B,K,S,d_k), rotated if positions are rotary, and the values (B,K,S,d_v)."""
+        """Return keys (B,K,S,d_k), rotated if positions are rotary, and values (B,K,S,d_v)."""
         c = self.config.at(name)
         keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
         keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c)
@@ -334,7 +337,7 @@ class Reference:
     def attend(
         self, name: str, x: Array, kv: KeysValues, allowed: Bits | None, positions: Array | None, observe: Observe
     ) -> Array:
-        """Compute one multi-head attention of x (B,L,D) over keys and values; `allowed` broadcasts to (B,H,L,S)."""
+        """Attend from x (B,L,D) to keys and values; `allowed` broadcasts to (B,H,L,S). Returns (B,L,D)."""
         c = self.config.at(name)
         group = c.heads // c.key_value_heads
         Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
@@ -349,8 +352,10 @@ class Reference:
         return softmax(scores)
 
     def score_bias(self, name: str, queries: int, keys: int) -> Array | None:
-        """Return the bias (H,L,S) of relative positions (Raffel et al. 2020), from one table for all layers of a stack,
-        or one table a layer (umT5)."""
+        """Return the bias (H,L,S) of relative positions (Raffel et al. 2020); None for other positions.
+
+        Its table belongs to a stack, or to each layer in umT5.
+        """
         (stack, _, layer, *_), c = name.split("."), self.config
         if c.positions not in RELATIVE or not name.endswith("self_attention"):
             return None
@@ -361,15 +366,15 @@ class Reference:
         return table[row].transpose(2, 0, 1)
 
     def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
-        """Apply RMSNorm over each head (B,H,L,d_k), if the config has it (Henry et al. 2020)."""
+        """Apply RMSNorm to each head (B,H,L,d_k) if the config has query_key_norm (Henry et al. 2020)."""
         if not self.config.at(name).query_key_norm:
             return x
         return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
 
     def _turn(self, x: Array, positions: Array | None, c: TransformerConfig) -> Array:
-        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): (x_i, x_{i+d_k/2}) turned by pos * base^(-2i/d_k).
+        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): rotate (x_i, x_{i+d_k/2}) by pos * base^(-2i/d_k).
 
-        `positions` (B,L); None in cross-attention, whose queries and keys have no common positions.
+        `positions` (B,L); None in cross-attention, where queries and keys have no common positions.
         """
         if c.positions != "rotary" or positions is None:
             return x
@@ -381,7 +386,7 @@ class Reference:
     # Kim et al. 2019, in place of a decoder's self-attention: relu(c), c = f c + (1 - f) x W, f = sigmoid(x W_f + b_f)
 
     def ssru(self, name: str, x: Array, c: Array | None, observe: Observe) -> tuple[Array, Array]:
-        """Return the output for x (B,L,D) and the state after it, from the state c (B,D); None: the start."""
+        """Return (output (B,L,D) for x (B,L,D), state (B,D) after it). c (B,D): the state before; None at the start."""
         u = observe("input_proj", self._linear(f"{name}.input_proj", x))
         f = sigmoid(observe("forget_proj", self._linear(f"{name}.forget_proj", x)))
         states = observe("states", ssru(u, f, c))
@@ -404,7 +409,7 @@ class Reference:
 
         return FFN
 
-    # Section 3.1: LayerNorm(x + Sublayer(x)), or, with the norm in front, x + Sublayer(LayerNorm(x))
+    # Section 3.1: LayerNorm(x + Sublayer(x)); with norm_placement "pre", x + Sublayer(LayerNorm(x))
 
     def sublayer(self, name: str, x: Array, sublayer: Callable[[Array], Array], tap: Tap | None) -> Array:
         observe = self.observer(tap, "")
@@ -415,7 +420,7 @@ class Reference:
         return observe(f"{name}_norm", self._norm(f"{name}_norm", observe(f"{name}.residual", x + y)))
 
     def _before(self, name: str, x: Array, observe: Observe) -> Array:
-        """Apply the norm before a sub-layer, if there is one."""
+        """Apply the norm before a sub-layer; without `first_norm` the encoder's first has none."""
         if not self.config.first_norm and name == "encoder.layers.0.self_attention":
             return x
         return observe(f"{name}_norm", self._norm(f"{name}_norm", x))
@@ -431,9 +436,10 @@ class Reference:
         return observe_tap(tap, f"{stack}.norm", self._norm(f"{stack}.norm", x))
 
     def head(self, memory: Array, real: Bits, tap: Tap | None) -> Array:
-        """Return the input of an encoder's classifier, norm(activation(W x + b)), from the memory (B,S,D).
+        """Compute an encoder's head before the classifier, norm(activation(W x + b)), from the memory (B,S,D).
 
-        x is one vector a row (B,D), the first token's or the mean of its tokens, or each position's.
+        x is the memory (B,S,D), or a vector for each row (B,D): the first token's, or the mean over tokens. The steps
+        depend on `config.head`.
         """
         h, x = self.config.head, memory
         if h.per_row and h.pooling == "first":
@@ -447,8 +453,10 @@ class Reference:
         return observe_tap(tap, "head", self._norm("head_norm", x) if h.norm else x)
 
     def classify(self, x: Array, tap: Tap | None) -> Array:
-        """Return the logits (B,L,V): the last linear map of figure 1, its matrix shared with the embedding if tied. A
-        head without a classifier returns its input."""
+        """Compute the logits (B,L,V): the last linear map in figure 1, with the embedding's matrix if tied.
+
+        A head without a classifier returns x.
+        """
         scale = 1.0 if self.config.logit_scale is None else float(np.float32(self.config.logit_scale))
         if not self.config.head.classifies:
             return observe_tap(tap, "logits", x)
@@ -471,13 +479,13 @@ class Reference:
         return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
 
     def observer(self, tap: Tap | None, scope: str) -> Observe:
-        """Return the observer of the points inside `scope`; it does nothing if only taps are observed."""
+        """Return an observer for points inside `scope`; it does nothing without a tap or `inner_points`."""
         if tap is None or not self.inner_points:
             return unobserved
         return lambda point, value: observe_tap(tap, f"{scope}.{point}" if scope else point, value)
 
 
 def observe_tap(tap: Tap | None, name: str, value: Array) -> Array:
-    """Show a named point to the tap; returns the value that the network continues with."""
+    """Call the tap with a named point; returns the value to continue with."""
     replaced = None if tap is None else tap(name, value)
     return value if replaced is None else replaced

@@ -1,13 +1,12 @@
-"""Search with the float64 reference: token by token, sampled, and with beams.
+"""Greedy search, sampling and beam search with the float64 reference.
 
-The package's search written a third time, in plain lists, one sentence after the other. Only the network runs for all
-sentences at once.
+Independent code in plain lists, sentence by sentence; only the network runs for all sentences at once.
 
-Greedy search, limit n: at each step the likeliest token that the rules allow (`rules.py`), until an end or n tokens.
-Sampling: with Gumbel noise (Gumbel 1954), a function of seed, step and row only: the best block of BLOCK tokens by its
-log-sum-exp, then the best token in it by its logit.
-Beam search (Wu et al. 2016, section 7): score log p / lp(length), lp(n) = ((5 + n) / 6)^alpha or n^alpha, length
-counting eos.
+Greedy search: at each step the likeliest token allowed by the rules (`rules.py`), until an end token or the limit.
+Sampling: Gumbel noise (Gumbel 1954), a function of seed, step and row only, is added. First the best block of BLOCK
+tokens is chosen by its log-sum-exp, then the best token in it by its logit.
+Beam search (Wu et al. 2016, section 7): score log p / lp(length), with lp(n) = ((5 + n) / 6)^alpha or n^alpha. The
+length counts eos.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from . import Cache, Reference, rules
 
 Array = NDArray
 Candidates = Sequence[Sequence[int]] | None
-"""The ids that each output may consist of; None: all."""
+"""The ids allowed in each output, e.g. a shortlist's; None allows all."""
 
 
 @dataclass
 class Hypothesis:
-    """Log-probability and tokens so far, with eos once it has come."""
+    """Tokens so far (with eos at the end of a finished hypothesis) and their log-probability."""
 
     log_p: float
     tokens: tuple[int, ...]
@@ -40,10 +39,10 @@ class Hypothesis:
 
 @dataclass
 class BeamState:
-    """One sentence's beam search.
+    """The state of a sentence's beam search.
 
-    `margin`: its closest decision so far, in log-probability. `read`: the decoder's first tokens. `limit`: the most
-    tokens. `candidates`: the ids that the output may consist of; None: all.
+    `margin`: the smallest gap of any decision so far, in log-probability. `read`: the decoder's tokens before the first
+    new token. `limit`: most new tokens. `candidates`: the ids allowed in the output; None allows all.
     """
 
     live: list[Hypothesis]
@@ -60,8 +59,10 @@ class BeamState:
 def beam_search(
     reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
 ) -> list[BeamState]:
-    """Search every sentence with beams, in float64. `finished` is best first, scores are log p / lp(length).
-    candidates: the ids that each output may consist of."""
+    """Search every sentence with a beam of `options.beam`, and return the last states.
+
+    `finished` has (log p / lp(length), hypothesis), best first. candidates: the ids allowed in each output.
+    """
     c = reference.config
     cache, logits = _start(reference, sources, options)
     sentences = [
@@ -91,8 +92,7 @@ def beam_search(
 
 
 def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> list[int]:
-    """Advance one sentence by a step, given its live hypotheses' logits (K,V); return the parents of the new live
-    ones."""
+    """Advance a sentence by a step. logits (K,V): of its live hypotheses. Returns the new live hypotheses' parents."""
     if not s.live:
         return []
     beam, limit, length = o.beam, s.limit, len(s.live[0].tokens) + 1
@@ -101,7 +101,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
     def ends(hypothesis: Hypothesis) -> bool:
         return hypothesis.tokens[-1] in rules.ends(c, o) or length == limit
 
-    # Those of the beam best candidates that end are finished; the beam best of all that go on are live.
+    # Finished: candidates among the `beam` best that end. Live: the `beam` best candidates that don't end.
     border = [h for _, h in candidates[beam - 1 : beam + 1]]
     if len(border) == 2 and any(map(ends, border)):
         s.decide(border[0].log_p, border[1].log_p)
@@ -117,7 +117,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
     if going and len(s.finished) == beam:
         if o.early_stopping:
             going = []
-        else:  # could the best live one still win?
+        else:  # could the best live hypothesis still win?
             worst, hope = s.finished[-1][0], going[0][1].log_p / _hoped(length, limit, o)
             s.decide(worst, hope)
             going = [] if worst >= hope else going
@@ -128,7 +128,7 @@ def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> l
 def _candidates(
     s: BeamState, logits: Array, step: int, o: Options, c: TransformerConfig
 ) -> list[tuple[int, Hypothesis]]:
-    """Return the best (parent, longer hypothesis) pairs, enough that a full beam of them doesn't end."""
+    """Return the best (parent, longer hypothesis) pairs, enough for a full beam without the pairs that end."""
     forced_id = rules.forced(step, s.limit, c, o)
     if forced_id is not None:
         return [(i, Hypothesis(h.log_p, (*h.tokens, forced_id))) for i, h in enumerate(s.live)]
@@ -148,12 +148,12 @@ def _candidates(
 
 
 def _penalty(length: int, o: Options) -> float:
-    """The length penalty lp(length), in the form of the options."""
+    """The length penalty lp(length), in the options' form."""
     return (length if o.penalty_form == "length" else (5 + length) / 6) ** o.length_penalty
 
 
 def _hoped(length: int, limit: int, o: Options) -> float:
-    """The penalty with which a live hypothesis of this length could at best win."""
+    """The most favourable length penalty that a live hypothesis can still get (with `heuristic_stop`: lp(length))."""
     if o.heuristic_stop:
         return _penalty(length, o)
     return _penalty(limit, o) if o.length_penalty >= 0 else _penalty(length + 1, o)
@@ -162,9 +162,11 @@ def _hoped(length: int, limit: int, o: Options) -> float:
 def token_by_token(
     reference: Reference, sources: Sequence[list[int]], options: Options, candidates: Candidates = None
 ) -> list[tuple[list[int], float]]:
-    """Return the greedy output (ids without its end, log p / lp(length)) of each source, or a sampled one if the
-    options sample. candidates: as in `beam_search`. Not a beam search of width one, which may go on past eos for a
-    better score."""
+    """Return each source's greedy or sampled output: (ids without the end token, log p / lp(length)).
+
+    Greedy search isn't a beam search of width 1, which may go on after eos for a better score. candidates: as in
+    `beam_search`.
+    """
     c = reference.config
     limits = [rules.limit(c, options, len(source)) for source in sources]
     own = candidates or [None] * len(sources)
@@ -200,20 +202,20 @@ def token_by_token(
 def greedy_scores(
     logits: Array, begun: Sequence[int], written: Sequence[int], c: TransformerConfig, o: Options
 ) -> Array:
-    """Return the scores (V,) that the next token is chosen by, after the tokens begun with (`read`) and written."""
+    """Return the next token's scores (V,). begun: the decoder's first tokens (`read`). written: new tokens."""
     before = [*begun, *written]
     return rules.allowed(rules.penalised(logits, before, o), before, len(written), c, o)
 
 
 def read(c: TransformerConfig, source: Sequence[int], o: Options) -> list[int]:
-    """Return the decoder's tokens before the first new one."""
+    """Return the decoder's tokens before the first new token: the start id, or a decoder's prompt."""
     if not c.has_encoder:
         return list(source)
     return [c.bos_id if o.start_id is None else o.start_id]
 
 
 def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tuple[Cache, Array]:
-    """Start all sources: their cache, and the logits (B,V) of the first new token."""
+    """Read all sources; returns (cache, logits (B,V) of the first new token)."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -228,7 +230,7 @@ def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tu
 def teacher_forced(
     reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], o: Options
 ) -> list[Array]:
-    """Compute the logits (n+1,V) of each row's n output tokens and of the token after them."""
+    """Compute each row's logits (at least n+1,V) for its n output tokens and the token after them."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
@@ -241,7 +243,7 @@ def teacher_forced(
 
 
 def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
-    """Pad rows on the right to ids (B,L), or vectors (B,L,D); also return True on tokens."""
+    """Pad rows on the right. Returns (ids (B,L) or vectors (B,L,D), mask (B,L): True on tokens)."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.concatenate([row if isinstance(row, np.ndarray) else np.asarray(row, np.int64) for row in rows])
@@ -251,8 +253,10 @@ def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:
 
 
 def drawn(scores: Array, noise: Array, token: int | None = None) -> tuple[int, float]:
-    """Return the token drawn by scores (V,) and noise (BLOCK + blocks,), and how far `token` falls behind: in the
-    decision between blocks, or within its own block if that is more."""
+    """Return (the token drawn by scores (V,) and noise (BLOCK + blocks,), gap of `token`).
+
+    The gap is how far `token` falls behind in the choice between blocks, or within its block if that is more.
+    """
     first = np.arange(0, len(scores), BLOCK)
     blocks = np.logaddexp.reduceat(scores, first) + noise[BLOCK:]
     within = [scores[i : i + BLOCK] + noise[: len(scores[i : i + BLOCK])] for i in first]

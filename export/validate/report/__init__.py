@@ -1,4 +1,4 @@
-"""The findings of a validation: as data, in the terminal, as JSON and as a page."""
+"""The report of a validation: data, terminal, JSON and HTML page."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ JSON = Kind("report of validate", holds_object("verdict", "checkpoint", "onnx", 
 def claim_reports(
     json: Target | None, html: Target | None, force: bool, *read: Path
 ) -> tuple[Output | None, Output | None]:
-    """Claim the places of the JSON report and of the page, if asked for. `UserError` as of `claim`."""
+    """Check that the JSON report and the page can be written, where asked for. Raises UserError like `claim`."""
     first = None if json is None else claim(json, JSON, force, *read)
     return first, None if html is None else claim(html, page_kind("validate"), force, *read)
 
 
 class Report(ReportData):
-    """The result of a validation: its data, and every way to show them."""
+    """The result of a validation, with methods to print and write it."""
 
     def write(self, path: Target, force: bool = False) -> None:
-        """Write the JSON, making folders as needed; `force` replaces an earlier one. `UserError` if the place can't
-        be written to, or holds something else."""
+        """Write the report as JSON, making folders as needed. force: replace an earlier report.
+
+        Raises UserError if the file can't be written, or is anything but an earlier report.
+        """
         write_text(claim(path, JSON, force), self.to_json())
 
     def write_html(self, path: Target, force: bool = False) -> None:
-        """Write one page that needs nothing else; `force` and `UserError` as of `write`."""
+        """Write a self-contained HTML page; `force` and errors as in `write`."""
         write_text(claim(path, page_kind("validate"), force), page(self))
 
     def __repr__(self) -> str:
-        """In a shell: the verdict, as the numbers fill pages."""
+        """For a shell: only the verdict and names, as all the numbers would fill pages."""
         names = ", ".join(runtime.name for runtime in self.runtimes)
         return f"Report({self.verdict}: {self.checkpoint}, {self.onnx}, by {names}); .print() shows more"
 
     def _repr_html_(self) -> str:
-        """In notebooks: the verdict, and what supports it or went wrong."""
+        """For notebooks: the verdict, failures and a line for each runtime."""
         return table(f"validate: {self.verdict}", summary(self))
 
     def print(self, console: Console | None = None) -> None:
-        """Print it on the terminal: verdict first, then what supports it."""
+        """Print the report on the terminal, the verdict first."""
         print_report(self, console or terminal.Console())

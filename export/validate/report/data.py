@@ -1,7 +1,7 @@
-"""The findings of a validation as plain data, as JSON, and as lines in model cards.
+"""A validation's report as plain data, as JSON, and as lines in model cards.
 
-`verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested
-runtime is not available (`UserError.status`).
+`verdict` is "equal" or "mismatch". Exit codes of the command: 0 equal, 1 mismatch, 2 bad input, 3 a requested runtime
+isn't available (`UserError.status`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAILURES = 6  # lines of a summary
 
 @dataclass(frozen=True)
 class ReportData:
-    """One whole run. `points` are in the order of the data."""
+    """A whole run. `points` go from embedding to logits."""
 
     checkpoint: str
     onnx: str
@@ -47,18 +47,18 @@ class ReportData:
     placements: tuple[Placement, ...] = ()
     """Where each runtime ran: execution provider of every node, copies between memories, TF32, threads."""
     culprits: tuple[Culprit, ...] = ()
-    """For each runtime over budget, the operation that made its first error."""
+    """For each runtime over budget, the operation behind its first error."""
 
     structures: tuple[Structure, ...] = ()
-    """Operations and parameters of each runtime's graph, counted."""
+    """Counts of operations and parameters in each runtime's graph."""
     data_files: tuple[DataFile, ...] = ()
-    """Files of tensors beside the graphs, and which of their bytes are read."""
+    """The graphs' data files, and which bytes are read."""
     files: PackageFiles | None = None
-    """The files around the package's graphs; None for other exporters' packages, and without ONNX."""
+    """The files around the package's graphs; None for another exporter's files, and without ONNX."""
     gradients: tuple[Gradient, ...] = ()
-    """MLX's derivatives against finite differences, with --gradients."""
+    """With --gradients: MLX's derivatives against finite differences."""
     against: tuple[str, ...] = ()
-    """With --against: the original's version and files, then what was compared."""
+    """With --against: lines with the original's version and files, and the inputs compared."""
 
     @property
     def equal(self) -> bool:
@@ -72,7 +72,7 @@ class ReportData:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each runtime that was compared in part only, or whose neighbours the export has counted."""
+        """Lines about runtimes compared only in part, nearest neighbours measured by the export, and extra files."""
         logits_only = [
             f"{r.name}: only logits of one full pass were compared; the file isn't from this project's export, "
             "so there are no taps, and weights, caches and searches weren't compared"
@@ -97,7 +97,9 @@ class ReportData:
             return []
         notes = [f"{self.onnx}: nobody reads {first_of(self.files.unread)}"] if self.files.unread else []
         if self.files.misleading:
-            notes.append(f"{self.onnx}: nothing else was compared: runtimes run the graphs by this file")
+            notes.append(
+                f"{self.onnx}: nothing else was compared: with its record runtimes would run the graphs wrongly"
+            )
         return notes
 
     @property
@@ -105,11 +107,11 @@ class ReportData:
         return 0 if self.equal else 1
 
     def first_over_budget(self, runtime: str) -> Point | None:
-        """Return the first point over budget in the order of the data, or None."""
+        """Return a runtime's first point over budget, from embedding to logits; None if all are within."""
         return next((p for p in self.points if p.runtime == runtime and not p.passed), None)
 
     def failures(self) -> list[str]:
-        """List one line for each thing that went wrong, the most telling first."""
+        """Return a line for each failure, wrong weights first."""
         lines = [f"{w.runtime}: {w.where}: {problem}" for w in self.weights for problem in w.problems]
         for runtime in self.runtimes:
             point = self.first_over_budget(runtime.name)
@@ -142,12 +144,12 @@ class ReportData:
 
 
 def _brief(taps: Iterable[str]) -> list[str]:
-    """Write the layers of a stack as one: encoder.layers.*.feed_forward."""
+    """Join a stack's layers, e.g. encoder.layers.0.feed_forward -> encoder.layers.*.feed_forward."""
     return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", tap) for tap in taps))
 
 
 def summary(r: ReportData) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for failures, each runtime, and the whole run, for notebooks."""
+    """Yield (name, text) for failures, runtimes and the whole run, e.g. for notebooks."""
     for line in r.failures()[:FAILURES]:
         yield "failure", line
     for runtime in r.runtimes:
@@ -180,7 +182,7 @@ def place_of(point: Point) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert values to JSON's own types: no tuples, no infinities."""
+    """Convert values to JSON's types: tuples become lists, infinities and NaN become strings."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -196,8 +198,8 @@ UNITS = ("mlx", "onnxruntime", "onnxruntime-gpu", "numpy")
 def note_in_cards(report: ReportData, date: str | None = None) -> None:
     """Write the verdict into the model cards of the checkpoint and the ONNX folder.
 
-    A folder without a card, or whose card has no place for it, is left as it is. date: by default today, in UTC.
-    `UserError` if a card can't be written.
+    A folder isn't changed if it has no card, or if the card has no place for the verdict. date: by default today, UTC.
+    Raises UserError if a card can't be written.
     """
     date = time.strftime("%Y-%m-%d", time.gmtime()) if date is None else date
     text = "\n".join(_lines(report, date))
@@ -220,6 +222,6 @@ def _lines(r: ReportData, date: str) -> Iterator[str]:
 
 
 def short(tap: str) -> str:
-    """Shorten a name: encoder.layers.0.self_attention -> enc 0 self-attention."""
+    """Shorten a tap's name, e.g. encoder.layers.0.self_attention -> enc 0 self-attention."""
     words = tap.replace(".layers.", " ").replace("encoder", "enc").replace("decoder", "dec")
     return words.replace(".", " ").replace("_", "-")

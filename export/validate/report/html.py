@@ -1,8 +1,8 @@
-"""A report as one page that needs nothing else: verdict, error against budget, worst elements, tokens, machines.
+"""The report as a self-contained HTML page: verdict, error against budget, worst elements, tokens, machines.
 
-The plots show error against budget along the network, one inline SVG for each runtime. The height of a point is the
-share of its budget that the worst input used up, on a logarithmic axis; the dashed line is the budget. Each way through
-the model (one full pass, cached passes) is a line of its own, unless it looks the same as another one.
+The plots show error against budget along the network, an inline SVG for each runtime. The height of a dot is the share
+of the budget used up by the worst input, on a logarithmic axis; the dashed line is the budget. Each path through the
+model (e.g. the full pass, cached passes) has its own line; lines that look the same are merged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORST = 6  # elements shown for each runtime
 
 
 def page(report: ReportData) -> str:
-    """Return a self-contained HTML page."""
+    """Return the report as a self-contained HTML page."""
     sections = (_verdict, _plots, _worst, _weights, _structure, _data_files, _files, _tokens, _gradients, _runs)
     body = "".join(section(report) for section in sections)
     return kit.page("validate", f"validate: {report.verdict}", body, kit.neighbour_texts(__file__, "report.css"))
@@ -79,9 +79,9 @@ def _plots(r: ReportData) -> str:
             )
         )
     note = (
-        "How much of its budget each point of the network used up, on the worst of all inputs. The measure is the "
-        "error that the reference itself makes in single precision. Shaded: the decoder. Point at a dot to read it. "
-        "Ways through the model that are too near each other to be told apart are one line."
+        "The share of its budget that each point of the network used up, on the worst of all inputs. The unit is the "
+        "reference's own error in float32. Shaded: the decoder. Point at a dot to read it. "
+        "Paths through the model with nearly the same values share a line."
     )
     return f'<h2>Error against budget</h2><p class="note">{note}</p>{"".join(cards)}'
 
@@ -91,10 +91,9 @@ def _worst(r: ReportData) -> str:
     for runtime in r.runtimes:
         points = [p for p in r.points if p.runtime == runtime.name and p.worst.deviation.index]
         points.sort(key=lambda p: (not p.passed, p.worst.share))
-        each = {p.tap: p for p in points}  # of each tap the path on which it is worst
+        each = {p.tap: p for p in points}  # each tap's worst path (the last in this order)
         worst += sorted(each.values(), key=_worst_first)[:WORST]
-    # The column that the table is sorted by comes first: it is on a narrow screen too, where the rest is a finger's
-    # move away.
+    # The column for sorting comes first, as a narrow screen shows only the first columns without scrolling.
     head = ("of its budget", "runtime", "point", "input", "element", "computed", "reference", "ulp")
     rows = map(_element, sorted(worst, key=_worst_first))
     return "<h2>Worst elements</h2>" + _table(head, rows, numbers=(0, 5, 6, 7))
@@ -118,7 +117,7 @@ def _weights(r: ReportData) -> str:
         result = "<br>".join([_mark(check.passed, "equal", "differ"), *map(escape, check.problems[:WORST])])
         digest = f'<code title="SHA-256 of names, types, shapes and values">{check.digest[:16]}</code>'
         rows.append([escape(check.runtime), escape(check.where), str(check.count), digest, result])
-    note = "Every place that holds parameters, bit for bit against the checkpoint, and the SHA-256 of what it holds."
+    note = "Parameters in every file and in memory, compared with the checkpoint bit for bit, and their SHA-256."
     head = ("runtime", "where", "parameters", "digest", "result")
     return _section("Weights", note, head, rows, (2,))
 
@@ -130,9 +129,9 @@ def _structure(r: ReportData) -> str:
         used = f"{s.parameters - len(s.unused)} of {s.parameters}"
         rows.append([escape(s.runtime), str(s.products), str(s.softmaxes), used, str(s.attributes or ""), result])
     note = (
-        "MLX's own trace and the ONNX graph against the architecture: every parameter on a way to the output, as many "
-        "matrix products and softmaxes as there have to be. A fused attention counts as two products and one softmax. "
-        "Attributes, such as an epsilon or an axis, are those of the architecture, exactly, in every graph."
+        "MLX's trace and the ONNX graphs against the architecture: every parameter must have a path to the output, and "
+        "the numbers of matrix products and softmaxes must be right. A fused attention counts as two products and one "
+        "softmax. Attributes, e.g. an epsilon or an axis, must be exactly the architecture's in every graph."
     )
     head = ("runtime", "matrix products", "softmaxes", "parameters used", "attributes", "result")
     return _section("Structure", note, head, rows, (1, 2, 3, 4))
@@ -143,7 +142,7 @@ def _data_files(r: ReportData) -> str:
     for file in r.data_files:
         result = _mark(file.passed, "every byte", "<br>".join(map(escape, file.problems[:WORST])))
         rows.append([escape(file.file), f"{file.size:,}", *map(str, (file.graphs, file.tensors, file.padding)), result])
-    note = "Every byte of a data file is a tensor's of some graph, or a zero that aligns the next tensor."
+    note = "Every byte of a data file must belong to a tensor of some graph, or be a zero that aligns the next tensor."
     head = ("data file", "bytes", "graphs", "tensors", "padding", "read")
     return _section("Data files", note, head, rows, (1, 2, 3, 4))
 
@@ -153,8 +152,8 @@ def _files(r: ReportData) -> str:
         return ""
     result = _mark(r.files.passed, "all equal", "<br>".join(map(escape, r.files.problems)))
     note = (
-        "Settings, tokenizer, labels, limits and what other runtimes read: each file around the graphs is made of the "
-        "checkpoint again, by the choices that the package records."
+        "Settings, tokenizer, labels, limits and other runtimes' files: each file around the graphs is made again "
+        "from the checkpoint, with the choices in the package's record."
     )
     return _section("Files", note, ("files", "result"), [[str(r.files.compared), result]], (0,))
 
@@ -164,7 +163,7 @@ def _tokens(r: ReportData) -> str:
     for check in r.tokens:
         cells = [escape(check.runtime), escape(check.search), str(check.sentences), str(check.tokens)]
         rows.append([*cells, _mark(check.passed, check.result)])
-    note = "Tokens of each search below; another choice than the reference's is accepted only where it sees a tie."
+    note = "Tokens of each search. Another choice than the reference's is accepted only if the reference sees a tie."
     head = ("runtime", "search", "sentences", "tokens", "result")
     return _section("Tokens", note, head, rows, (2, 3)) + "".join(_parting(check) for check in r.tokens)
 
@@ -174,7 +173,7 @@ def _gradients(r: ReportData) -> str:
     for g in worst_of_each(list(r.gradients)):
         share = _mark(g.passed, f"{g.error / BUDGET:.2g}")
         rows.append([*map(escape, (g.parameter, g.direction, f"{g.got:.9g}", f"{g.expected:.9g}")), share])
-    note = "MLX's derivatives of the training loss against differences of the float64 reference, each kind's worst."
+    note = "MLX's derivatives of the training loss against finite differences of the reference: the worst of each kind."
     head = ("parameter", "direction", "MLX", "differences", "of its budget")
     return _section("Gradients", note, head, rows, (2, 3, 4))
 
@@ -213,20 +212,20 @@ def _runs(r: ReportData) -> str:
     versions = kit.data_table((), [(escape(name), escape(version)) for name, version in r.versions.items()])
     return (
         f"<h2>Where it ran</h2>{_table(head, rows)}"
-        f"<h2>Inputs</h2><p class=note>Fresh random numbers of seed {r.seed}: "
-        "name (rows x tokens, and those of the target).</p>"
+        f"<h2>Inputs</h2><p class=note>Random inputs of seed {r.seed}: "
+        "name (rows x tokens, then the target's tokens).</p>"
         f"{kit.card(f'<ul>{inputs}</ul>')}<h2>Versions</h2>{kit.card(versions)}"
         f"<h2>The rule</h2><details><summary>in words</summary><pre>{escape(explain())}</pre></details>"
     )
 
 
 def _section(title: str, note: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
-    """A table under its title and a note; nothing if it has no rows."""
+    """A title, a note and a table; "" without rows."""
     return f'<h2>{title}</h2><p class="note">{note}</p>{_table(head, rows, numbers)}' if rows else ""
 
 
 def _mark(passed: bool, good: str, bad: str = "") -> str:
-    """HTML in the colour of the verdict; bad: another text for failures."""
+    """A text in the colour of the verdict. bad: another text for failures."""
     return f'<span class="good">{good}</span>' if passed else f'<span class="bad">{bad or good}</span>'
 
 
@@ -237,14 +236,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 WIDTH, HEIGHT = 1000, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 16, 92
 LOWEST = 0.01
-SAME = 1.04  # times as high: two pixels where an axis has two decades
-ASIDE = 7.0  # between the dots of two lines at the same point
+SAME = 1.04  # lines within this factor look the same: two pixels on an axis of two decades
+ASIDE = 7.0  # between two lines' dots at the same tap
 WIDEST, NARROWEST = 6.0, 1.6
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: the points of one way through the model, and the names of all ways with the same heights."""
+    """A line of a plot: the points of a path, and the names of all paths with the same heights."""
 
     index: int
     paths: tuple[str, ...]
@@ -252,7 +251,7 @@ class Series:
 
 
 def series_of(points: Sequence[Point], paths: Sequence[str]) -> list[Series]:
-    """Make the lines of one runtime. paths: of all runtimes, so that each path has the same colour everywhere."""
+    """Make a runtime's lines. paths: all runtimes' paths, so that a path has the same colour in every plot."""
     series: list[Series] = []
     for index, path in enumerate(paths):
         own = [p for p in points if p.path == path]
@@ -272,7 +271,7 @@ def _same_line(a: Sequence[Point], b: Sequence[Point]) -> bool:
 
 
 def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
-    """Draw the lines of one runtime, `taps` in the order of the data."""
+    """Draw a runtime's lines as SVG. taps: from left to right."""
     points = [p for s in series for p in s.points]
     column = {tap: i for i, tap in enumerate(taps)}
     shares = [p.worst.share for p in points if math.isfinite(p.worst.share)]
@@ -305,7 +304,7 @@ def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
     parts += _lines(series, x, y)
     at: dict[str, list[int]] = {tap: [s.index for s in series if any(p.tap == tap for p in s.points)] for tap in taps}
     for s in series:
-        # Dots of the same point stand side by side, else the last would be the only one to be seen and pointed at.
+        # Dots at the same tap stand side by side, else the last would hide the others.
         apart = {tap: min(ASIDE, step / (len(at[tap]) + 1)) for tap in taps}
         offsets = {p.tap: (at[p.tap].index(s.index) - (len(at[p.tap]) - 1) / 2) * apart[p.tap] for p in s.points}
         parts += [_dot(p, ", ".join(s.paths), x(p.tap) + offsets[p.tap], y(p.worst.share), s.index) for p in s.points]
@@ -320,7 +319,7 @@ def plot(series: Sequence[Series], taps: Sequence[str]) -> str:
 
 
 def _lines(series: Sequence[Series], x: Callable[[str], float], y: Callable[[float], float]) -> list[str]:
-    """Draw each line narrower than the lines below it, so that all can be seen where they run together."""
+    """Draw each line narrower than the lines below it, so that all can be seen if they overlap."""
     long = [s for s in series if len(s.points) > 1]
     parts = []
     for place, s in enumerate(long):
@@ -337,7 +336,7 @@ def _dot(p: Point, paths: str, x: float, y: float, index: int) -> str:
     m = p.worst
     ratios = "bits equal" if m.deviation.same_bits else f"rms {m.rms_ratio:.3g}, max {m.max_ratio:.3g}"
     title = f"{p.tap} ({paths}): {m.deviation.detail or ratios}; {m.share:.3g} of the budget, on {p.case}"
-    # One over budget is red, with a rim of its line's colour.
+    # Over budget: red, with a rim in the line's colour.
     style = f'fill="{colour(index)}"' if p.passed else f'class="over" style="stroke:{colour(index)}"'
     radius = 3.4 if p.passed else 4.4
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {style}><title>{escape(title)}</title></circle>'

@@ -1,4 +1,4 @@
-"""A report on the terminal: verdict, failures, weights, taps, tokens."""
+"""The report on the terminal: verdict, failures, weights, taps, tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from export.validate.findings import TAPPED, Point
 
 from .data import ReportData, short
 
-GAP = 2  # columns between two of a table's
+GAP = 2  # characters between two columns
 NARROWEST_NAMES = 26
 
 
 def print_report(report: ReportData, console: Console) -> None:
-    """Print the verdict first, then what supports it."""
+    """Print the report, the verdict and failures first."""
     colour = "green" if report.equal else "red"
     console.print(Text.assemble(("validate: ", "bold"), (report.verdict, f"bold {colour}"), f"   seed {report.seed}"))
     for line in report.failures():
@@ -63,9 +63,11 @@ def _weights_table(report: ReportData) -> Table:
 
 
 def _points_tables(report: ReportData, width: int) -> list[Table]:
-    """Make a row for each tap and a column for each runtime: worst rms and max ratio over all inputs; then the
-    logits of other paths. Rows with a mismatch come first. Runtimes that don't fit side by side get a table of their
-    own."""
+    """Make tables with a row for each tap and a column for each runtime: the worst rms and max ratio over all inputs.
+
+    Rows with a mismatch come first, then taps, then other paths, e.g. the plain logits. Runtimes that don't fit side by
+    side get another table.
+    """
     worst: dict[tuple[str, str], Point] = {}
     for point in report.points:
         label = _label(point)
@@ -109,7 +111,7 @@ def _figure(ratio: float) -> str:
 
 
 def _label(point: Point) -> str:
-    """Label a row. Points of cached passes share one row, which shows the worst; those over budget have their own."""
+    """Label a row. Tapped points of cached passes share a row with the worst of them; points over budget don't."""
     name = short(point.tap)
     if point.path == TAPPED:
         return name
@@ -118,8 +120,10 @@ def _label(point: Point) -> str:
 
 
 def _table(names: list[str], figures: list[str], wrapped_head: bool = False) -> Table:
-    """Make a table. On a narrow terminal names wrap; figures are never cut. `wrapped_head`: figures' heads are names
-    too, and figures are right-aligned."""
+    """Make an empty table. On a narrow terminal names wrap, and figures are never cut.
+
+    names, figures: heads of the columns. wrapped_head: heads of figures may wrap too, and figures are right-aligned.
+    """
     table = Table(box=None, header_style="bold")
     for head in names:
         table.add_column(head, overflow="fold")
