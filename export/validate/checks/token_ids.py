@@ -4,8 +4,8 @@ transformers, Optimum and sentence-transformers tokenize with the library `token
 tokenizer.json with it, and with this project's tokenizer. Special tokens in the text are split if tokenizer_config.json
 says so. The text: lines in 20 scripts, the model's added tokens within lines, an encoder's prompts, and pairs.
 
-Some vocabularies look ids up apart from the pieces (role "lookup" in `published_ids.py`). Other programs can't read such
-a file, so only this project's tokenizer reads it.
+Some vocabularies look ids up apart from the pieces (role "lookup" in `published_ids.py`). Other programs can't read
+such a file, so only this project's tokenizer reads it.
 """
 
 from __future__ import annotations
