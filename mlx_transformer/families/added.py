@@ -136,8 +136,10 @@ def summary(tokenizer: str, config: TransformerConfig, settings: Mapping[str, An
     that no token names, and what tokenizer_config.json asks for that isn't done."""
     whole = Tokenizer(tokenizer)
     lines = []
-    if added := [token for token in whole.source.added if not BLANK.fullmatch(token.content)]:
-        named = first_of([repr(token.content) for token in added], ", ")
+    mask = None if whole.mask_id is None else whole.token(whole.mask_id)
+    added = [token.content for token in whole.source.added if not BLANK.fullmatch(token.content)]
+    if added := [content for content in added if content != mask]:
+        named = first_of(list(map(repr, added)), ", ")
         lines.append(f"tokens that were added to its vocabulary, each one id in a text: {named}")
     sides = {"": (whole, config.vocab_size)}
     if whole.separate:

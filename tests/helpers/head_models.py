@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from head_folders import published
+from published_folders import left_behind
 
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -13,7 +14,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 
 def head_model(name: str, folder: Path, **changes: object) -> Path:
     """Write it as a checkpoint, FOLDER/model."""
-    assert import_huggingface(published(name, folder / "theirs", **changes), folder / "model") == []
+    assert left_behind(import_huggingface(published(name, folder / "theirs", **changes), folder / "model")) == []
     return folder / "model"
 
 

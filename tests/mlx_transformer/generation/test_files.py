@@ -194,7 +194,7 @@ def test_resuming_where_nothing_was_begun_or_all_is_done(tmp_path, small_parts):
         ({"stream": True, "output": target}, "stream=True writes bare text"),
         ({"output": None}, "resume=True continues a file"),
         ({"text": ["x"], "output": target}, "text is given twice"),
-        ({"output": tmp_path / "fifo"}, "is no file"),
+        ({"output": tmp_path / "fifo"}, "is not a regular file"),
     ):
         if wrong["output"] == tmp_path / "fifo":
             os.mkfifo(tmp_path / "fifo")

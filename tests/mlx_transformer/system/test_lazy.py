@@ -17,7 +17,9 @@ from imports import ROOT, modules
 from mlx_transformer.system.lazy import lazy, needs
 
 FACES = sorted(
-    name.removesuffix(".__init__") for name, path in modules().items() if "= lazy(" in path.read_text(encoding="utf-8")
+    name.removesuffix(".__init__")
+    for name, path in modules().items()
+    if name.endswith(".__init__") and "= lazy(" in path.read_text(encoding="utf-8")
 )
 
 
