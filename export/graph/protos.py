@@ -40,6 +40,14 @@ def read_model(file: Path) -> onnx.ModelProto:
     return model
 
 
+def load_graph(file: Path) -> ir.Model:
+    """Read a model as onnx_ir has it. Raises `UserError` if it can't, e.g. for names that are not UTF-8."""
+    try:
+        return ir.load(file)
+    except Exception as error:  # its own, protobuf's, and whatever damage leads to
+        raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+
+
 def _fills_its_shape(tensor: onnx.TensorProto) -> bool:
     try:
         if tensor.HasField("raw_data"):

@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from export.graph.protos import load_graph
 from export.package.recorded import recorded_plan
 from export.package.weights import is_parameter, promise
 from export.package.write import package_graphs
@@ -47,7 +48,7 @@ def same_graphs(engine: OnnxFiles) -> tuple[int, list[str]]:
     except UNREADABLE as error:
         return 0, [f"its record: no graph can be built by it ({shortened(str(error))})"]
     for name, expected in graphs:
-        comparison = Comparison(expected, ir.load(engine.files[name]))
+        comparison = Comparison(expected, load_graph(engine.files[name]))
         nodes += comparison.nodes
         problems += [f"{name}: {problem}" for problem in comparison.problems]
     return nodes, problems
@@ -88,7 +89,7 @@ def _closest(engine: SearchEngine) -> ir.Model:
     """
     assert engine.checkpoint is not None
     path, text = engine.files["search"], engine.model.takes_text
-    got, best, fewest = ir.load(path), None, 0
+    got, best, fewest = load_graph(path), None, 0
     plan = recorded_file(engine.checkpoint, engine.model.metadata, path)
     generation, _ = settings_beside(plan, path.stem, text)
     searching = [target for target in TARGETS.values() if target.search]

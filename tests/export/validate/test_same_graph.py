@@ -22,7 +22,7 @@ from random_models import random_weights
 from small_models import DECODER, SIZES, alone, encoder_decoder
 
 from export import export_onnx, export_search
-from export.graph.protos import all_nodes, inner_graphs
+from export.graph.protos import all_nodes, inner_graphs, load_graph
 from export.runtime.folder import precisions
 from export.validate import compare
 from export.validate.checks.same_graph import Comparison, expected_graphs
@@ -34,6 +34,7 @@ from mlx_transformer.core.int8_scales import INT8_SCALES, SIGNED, SYMMETRIC, Int
 from mlx_transformer.core.parameters import parameter_shapes, quantizable_shapes
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import Dense, TextEmbedding
+from mlx_transformer.system.errors import UserError
 
 ENCODER = {"architecture": "encoder", "decoder_layers": 0}
 T5 = TransformerConfig(
@@ -355,3 +356,16 @@ def test_a_file_that_says_the_same_otherwise_is_the_same(tmp_path: Path) -> None
 
 def _reads(node: onnx.NodeProto) -> set[str]:
     return {*node.input}.union(*(name for g in inner_graphs(node) for n in all_nodes(g) for name in [n.input]))
+
+
+def test_a_name_that_is_no_text_is_said(tmp_path: Path) -> None:
+    """protobuf reads it as bytes, over which onnx_ir stumbles."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    known = onnx.helper.make_tensor_value_info("named", onnx.TensorProto.FLOAT, [1])
+    nodes = [onnx.helper.make_node("Abs", ["x"], ["named"]), onnx.helper.make_node("Abs", ["named"], ["y"])]
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", [x], [y], value_info=[known]))
+    file = tmp_path / "model.onnx"
+    file.write_bytes(model.SerializeToString().replace(b"named", b"\xff\xfeame"))
+    with pytest.raises(UserError, match=r"model\.onnx: cannot be read as an ONNX model .*; export it again"):
+        load_graph(file)
