@@ -364,7 +364,7 @@ def test_a_name_that_is_no_text_is_said(tmp_path: Path) -> None:
     known = onnx.helper.make_tensor_value_info("named", onnx.TensorProto.FLOAT, [1])
     nodes = [onnx.helper.make_node("Abs", ["x"], ["named"]), onnx.helper.make_node("Abs", ["named"], ["y"])]
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", [x], [y], value_info=[known]))
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "graph", [x], [y], value_info=[known]), ir_version=8)
     file = tmp_path / "model.onnx"
     file.write_bytes(model.SerializeToString().replace(b"named", b"\xff\xfeame"))
     with pytest.raises(UserError, match=r"model\.onnx: cannot be read as an ONNX model .*; export it again"):
