@@ -32,12 +32,13 @@ class Reader:
 
 def checkpoint(folder: Path) -> Any:
     from mlx_transformer.core.checkpoint import open_checkpoint
+    from mlx_transformer.text.tokenizer import checked_tokenizer
 
     opened = open_checkpoint(folder / "model")
     tensors = {name: array.tobytes() for name, array in opened.tensors()}
     return (
         opened.config,
-        json.loads(opened.tokenizer_json() or "null"),
+        json.loads(checked_tokenizer(opened) or "null"),
         tensors,
     )  # without its last newline it is as good
 
