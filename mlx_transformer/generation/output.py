@@ -64,7 +64,10 @@ def claim_lines(verb: str, out: Target | None, force: bool, *read: Path | None) 
     if not output.special:
         if not (folder := output.place.parent).is_dir():
             raise UserError(f"{out}: cannot be written (there is no folder {folder}); make it first")
-        claim(_partial(output.place), KINDS[verb], True, *read)
+        partial = _partial(output.place)
+        # A kill may cut the text anywhere, even in a character; its record says that it is an interrupted run's.
+        begun = (record := partial.with_name(f"{partial.name}.json")).is_file() and _is_record(record)
+        claim(partial, Kind(KINDS[verb].name, lambda _: True) if begun else KINDS[verb], True, *read)
     return output
 
 

@@ -16,6 +16,7 @@ from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.generation import line_files, output
 from mlx_transformer.generation.files import Layout, translate_stream
 from mlx_transformer.generation.line_files import LineReader
+from mlx_transformer.generation.output import claim_lines
 from mlx_transformer.generation.translate import Translation
 from mlx_transformer.system.errors import UserError
 
@@ -291,3 +292,12 @@ def test_only_what_has_an_end_is_read(tmp_path):
     ]:
         with pytest.raises(UserError, match=f"{name}[:,] {said}"):
             translate_stream(UpperCase(), tmp_path / name, tmp_path / "out")
+
+
+def test_what_a_kill_left_is_known_by_its_record(tmp_path):
+    """Its text may hold anything that a model writes, cut anywhere."""
+    (tmp_path / "out.partial").write_bytes(b"a\x01b\xe2")
+    with pytest.raises(UserError, match=r"out\.partial: holds no file of translations"):
+        claim_lines("translate", tmp_path / "out", False)
+    (tmp_path / "out.partial.json").write_text('{"format": 1, "progress": {}, "facts": {}}')
+    assert claim_lines("translate", tmp_path / "out", False) is not None
