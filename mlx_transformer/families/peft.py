@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.adapter import SMALLEST_NORM
+from mlx_transformer.core.adapter import WeightDelta
 from mlx_transformer.core.folders import PEFT_CONFIG, Place
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.files import read_object
@@ -105,20 +105,14 @@ class PeftAdapter:
     def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any) -> NDArray:
         """The weight with the adapter's change, computed in float64 and rounded once."""
         weight = np.asarray(weight)
-        if "embedding_a" in parts:  # A (R, V), B (D, R); the table is (V, D)
-            a, b = parts["embedding_a"], parts["embedding_b"]
-            change = (b.astype(np.float64) @ a.astype(np.float64)).T
-        else:
-            a, b = parts["a"], parts["b"]
-            change = b.astype(np.float64) @ a.astype(np.float64)  # (O, D)
-            change = change.T if self.config.get("fan_in_fan_out") else change
-        if change.shape != weight.shape:
+        a, b = (parts[name] for name in (("embedding_a", "embedding_b") if "embedding_a" in parts else ("a", "b")))
+        scale = self._scale(module, a.shape[0])
+        if "embedding_a" in parts or self.config.get("fan_in_fan_out"):  # of W transposed
+            a, b = b.T, a.T
+        if (b.shape[0], a.shape[1]) != weight.shape:
             raise ValueError
-        total = weight.astype(np.float64) + self._scale(module, a.shape[0]) * change
-        if "magnitude" in parts:
-            norms = np.maximum(np.linalg.norm(total, axis=1, keepdims=True), SMALLEST_NORM)
-            total = total / norms * parts["magnitude"].reshape(-1, 1)
-        return total.astype(weight.dtype)
+        magnitude = parts["magnitude"].reshape(-1) if "magnitude" in parts else None
+        return WeightDelta(scale, a, b, magnitude).of(weight).astype(weight.dtype)
 
     def _scale(self, module: str, rank: int) -> float:
         patterns = self.config.get("alpha_pattern") or {}
