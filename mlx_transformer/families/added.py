@@ -1,11 +1,11 @@
-"""The tokens that a maker added to a published vocabulary, from the files that say so.
+"""Tokens a model's maker added to a published vocabulary, read from the folder's files.
 
 tokenizer.json                       added_tokens: ids, spelling, flags
-tokenizer_config.json                added_tokens_decoder: the same by id, from transformers 4.34 on
-added_tokens.json                    {token: id} without flags, of versions before
-special_tokens_map.json              which are special: additional_special_tokens, extra_special_tokens in version 5
+tokenizer_config.json                added_tokens_decoder: the same by id, since transformers 4.34
+added_tokens.json                    {token: id} without flags, in earlier versions
+special_tokens_map.json              the special tokens: additional_special_tokens, extra_special_tokens in version 5
 
-The first file that names a token counts. A token with a role is none of them, nor is a language's.
+The first file with the token counts. Tokens with a role (e.g. [SEP]) and language tokens are not added tokens.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ MOST_ROWS = 1 << 21
 ROLE_KEYS = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 MASK_KEY = "mask_token"
 BLANK = re.compile(r"<(extra_id|unk|mask)_\d+>|<mask>")
-"""Tokens that every vocabulary of T5, Pegasus or BART has."""
+"""Tokens in every vocabulary of T5, Pegasus or BART, e.g. <extra_id_0>."""
 USUAL: Mapping[str, Any] = {"truncation_side": "right", "add_bos_token": True, "add_eos_token": True}
-"""{key of tokenizer_config.json that changes what a model reads, and that isn't looked at: what we do}"""
+"""{unread key of tokenizer_config.json: the value we behave by}; another value changes the model's input."""
 CLEAN_UP = "clean_up_tokenization_spaces"
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return every token that a folder's files list beside the vocabulary, roles and languages too, by id. settings:
-    tokenizer_config.json and special_tokens_map.json."""
+    """List every token beside the vocabulary by id, including roles and languages.
+
+    settings: tokenizer_config.json and special_tokens_map.json."""
     tokens = {token.id: token for token in added_tokens(optional_object(path / JOINT))}
     decoder = settings.get("added_tokens_decoder")
     for id, entry in decoder.items() if isinstance(decoder, dict) else ():
@@ -65,7 +66,7 @@ def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def role_names(settings: Mapping[str, Any], mask: bool) -> set[str]:
-    """Return the tokens that have a role in a text; mask: what stands for hidden text too."""
+    """The tokens with a role in a text, e.g. [CLS]. mask: include the mask token."""
     keys = (*ROLE_KEYS, MASK_KEY) if mask else ROLE_KEYS
     return {content_of(settings[key]) for key in keys if settings.get(key) is not None}
 
@@ -73,8 +74,10 @@ def role_names(settings: Mapping[str, Any], mask: bool) -> set[str]:
 def makers_tokens(
     path: Path, settings: Mapping[str, Any], roles: Collection[str], rows: int, mask: bool = False
 ) -> list[AddedToken]:
-    """Return the tokens that are one id in a text, by id: all that are listed but those with a role. roles: usual names
-    of such and languages, beside the folder's own. rows: ids of the model; `UserError` for a token beyond them."""
+    """List the added tokens by id: each is a single id in a text.
+
+    roles: further names of role and language tokens, left out like the folder's own. rows: number of the model's ids;
+    raises `UserError` for a token beyond them."""
     named = {*roles, *role_names(settings, mask)}
     tokens = [token for token in listed(path, settings).values() if token.content not in named]
     if beyond := [token for token in tokens if token.id >= rows]:
@@ -87,8 +90,10 @@ def makers_tokens(
 def with_tokens(
     specification: Mapping[str, Any], tokens: Sequence[AddedToken], roles: Collection[str]
 ) -> dict[str, Any]:
-    """Return a parsed tokenizer.json whose text is cut by its own components, with tokens added; those of these names
-    are text where somebody types them. `UserError` for a token whose id or spelling is taken."""
+    """Add tokens to a parsed tokenizer.json.
+
+    roles: tokens that are split like any text when somebody types them. Raises `UserError` if a token's id or spelling
+    is taken."""
     model = specification.get("model")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     size = len(vocabulary) if isinstance(vocabulary, (dict, list)) else 0
@@ -117,8 +122,9 @@ def with_tokens(
 
 
 def with_specials(specification: Mapping[str, Any], published: bool) -> dict[str, Any]:
-    """Return a parsed tokenizer.json of ours whose added tokens are called special as their maker has them, published,
-    or as we have them: those that are one id in a text aren't."""
+    """Set the `special` flags of added tokens in a parsed tokenizer.json of ours.
+
+    published: as the maker set them. Otherwise a token is not special if it is a single id in a text."""
     silent = {*roles_of(specification).get(SILENT, ())}
     entries = [
         {**entry, "special": published} if entry.get("id") in silent else entry
@@ -132,8 +138,8 @@ def with_specials(specification: Mapping[str, Any], published: bool) -> dict[str
 
 
 def summary(tokenizer: str, config: TransformerConfig, settings: Mapping[str, Any]) -> list[str]:
-    """Return what a person should know of a vocabulary that was read: tokens that its maker added, rows of the table
-    that no token names, and what tokenizer_config.json asks for that isn't done."""
+    """Notes on an imported vocabulary: added tokens, embedding rows without a token, and unsupported settings of
+    tokenizer_config.json."""
     whole = Tokenizer(tokenizer)
     lines = []
     mask = None if whole.mask_id is None else whole.token(whole.mask_id)
@@ -159,7 +165,7 @@ def summary(tokenizer: str, config: TransformerConfig, settings: Mapping[str, An
 
 
 def _special(settings: Mapping[str, Any]) -> list[str]:
-    """Return the tokens that are called special and have no role."""
+    """The special tokens without a role."""
     names: list[str] = []
     for key in LISTS:
         values = settings.get(key)

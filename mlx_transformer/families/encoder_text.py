@@ -95,8 +95,7 @@ def lower_cased(text: str) -> str:
 def of_pair_ends(
     text: str, ends: tuple[str, str], settings: Mapping[str, Any], where: Path, fills: bool = False
 ) -> str:
-    """Return the text of a tokenizer.json of ours whose texts stand between two tokens; what cuts them stays what it
-    is."""
+    """Put each text between two tokens, e.g. <s> and </s>, in a tokenizer.json of ours; the cut stays the same."""
     specification = json.loads(text)
     known, roles = _ids(specification), roles_of(specification)
     template = _template([(name, known[name]) for name in ends], typed=False)
@@ -140,7 +139,7 @@ def _with_roles(
 
 
 def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]]:
-    """Return (token, id) of what stands before and behind a text."""
+    """(token, id) of the tokens before and after a text, e.g. [CLS] and [SEP]."""
     processor = specification.get("post_processor")
     kind = processor.get("type") if isinstance(processor, dict) else None
     nothing: Any = ("", "")
@@ -176,7 +175,7 @@ def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
 
 
 def _ids(specification: Mapping[str, Any]) -> dict[str, int]:
-    """Return {token: id} of what may be a special token: what was added, and the vocabulary's own."""
+    """{token: id} of possible special tokens: added tokens and the vocabulary."""
     model = specification.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     known = dict(vocabulary) if isinstance(vocabulary, dict) else {}

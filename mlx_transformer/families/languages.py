@@ -25,18 +25,17 @@ ta tam_Taml te tel_Telu tg tgk_Cyrl th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_L
 tt tat_Cyrl tw twi_Latn ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr
 yo yor_Latn zh zho_Hans zt zho_Hant zu zul_Latn
 """.split()
-"""ISO 639-1's code and NLLB's (2022), for a macro-language that of its main part; zt: LibreTranslate's for Chinese in
-its traditional script."""
+"""Pairs of an ISO 639-1 code and NLLB's code (2022); a macro-language has its main part's. zt is LibreTranslate's code
+for traditional Chinese."""
 OF_NLLB: dict[str, str] = dict(zip(NLLB[::2], NLLB[1::2], strict=True))
 OTHERS = {"nb": "no", "no": "nb", "tl": "fil"}
 """Other codes of the same languages."""
 
 
 def own_code(code: str, known: Collection[str]) -> str | None:
-    """Return the model's own code of a language, one of `known`: de, de_DE and deu_Latn are German; None if there is
-    none.
+    """Find the model's own code of a language in `known`, or None: e.g. de, de_DE and deu_Latn are German.
 
-    code: ISO 639-1's, with a script or a country where that tells two apart (zh-Hant), or the model's own.
+    code: from ISO 639-1, with a script or country if needed (zh-Hant), or the model's own.
     """
     if code in known:
         return code
@@ -51,7 +50,7 @@ def own_code(code: str, known: Collection[str]) -> str | None:
 
 
 def short_codes(known: Iterable[str]) -> dict[str, str]:
-    """Return {ISO 639-1's code, or where there is none the model's own: the model's own}."""
+    """Return {ISO 639-1 code: the model's own code}; a language without an ISO code keeps its own."""
     known = list(known)
     codes: dict[str, str] = {}
     for code in dict.fromkeys([*OF_NLLB, *(each.partition("_")[0] for each in known)]):
@@ -62,9 +61,9 @@ def short_codes(known: Iterable[str]) -> dict[str, str]:
 
 
 OF_LANGUAGES = ("m2m_100", "mbart")
-"""Families whose models are told languages by tokens of their own, which no text holds."""
+"""Families with language tokens, which never stand in the text itself."""
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
-"""The names that M2M100, and that NLLB and mBART have for the token of a language, by its code."""
+"""Language tokens: __de__ in M2M100, deu_Latn in NLLB, de_DE in mBART."""
 M2M100 = """
 af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu
 hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt
@@ -82,7 +81,7 @@ MBART_25 = " ".join(MBART_50.split()[:25])
 
 
 def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
-    """Return {code: id} of the tokens that are a language's, of {token: id}."""
+    """Return {code: id} of the language tokens in {token: id}."""
     known = {token: id for token, id in tokens.items() if type(id) is int and 0 <= id < rows}
     matches = {LANGUAGE.fullmatch(str(token)): id for token, id in known.items()}
     return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
@@ -108,7 +107,7 @@ def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: i
 
 
 def listed_tokens(specification: Mapping[str, Any]) -> dict[str, int]:
-    """Return {token: id} of a parsed tokenizer.json's added_tokens; entries that are no token are left out."""
+    """Return {token: id} from added_tokens of a parsed tokenizer.json, without malformed entries."""
     added = specification.get("added_tokens")
     entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     pairs = [(entry.get("content"), entry.get("id")) for entry in entries]
@@ -116,11 +115,11 @@ def listed_tokens(specification: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
-    """Return {} if no token is a language code."""
+    """The language tokens and <mask>; {} without any language token."""
     ids = {str(text): id for text, id in tokens.items() if LANGUAGE.fullmatch(str(text)) or text == "<mask>"}
     return {} if not ids.keys() - {"<mask>"} else ids
 
 
 def content_of(token: Any) -> str:
-    """Return the text of a special token, which stands alone or in an object."""
+    """The text of a special token, given as a string or as an object."""
     return str(token.get("content") if isinstance(token, dict) else token)
