@@ -1,0 +1,320 @@
+"""Read and write GGUF files, llama.cpp's format: pairs of a key and a value, and tensors, which stay in the file.
+
+All counts, lengths and places are checked against the file's size before anything is read or allocated, as a damaged or
+malicious file may lie. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UserError, shortened
+from .files import MAX_FILE_BYTES, open_file
+from .gguf_blocks import BLOCKS, FLOATS, NUMBERS, UNREAD, Blocks, BlockType, quantised
+from .tensors import KINDS, Stored, check_finite, read_piece
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+TYPES = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array", "<u8", "<i8", "<f8")
+"""The types of values, by number."""
+STRING, ARRAY = TYPES.index("string"), TYPES.index("array")
+ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
+DEEPEST = 4
+"""Greatest nesting of arrays."""
+MOST_SIZES = 4
+"""Dimensions of a tensor in llama.cpp."""
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+PART = 1 << 15
+"""Blocks rounded at a time."""
+DAMAGED = "damaged; restore it from a copy"
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor in a file. shape: NumPy's, the reverse of the order in the file."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    kind: str | BlockType
+    """A type of `FLOATS`, or blocks."""
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes_of(self.kind, math.prod(self.shape))
+
+    def blocks(self) -> Blocks:
+        """Read the tensor's blocks (N, size)."""
+        assert isinstance(self.kind, BlockType)
+        return read_piece(self.path, self.begin, self.nbytes, np.dtype(np.uint8)).reshape(-1, self.kind.size)
+
+    def stored(self) -> Stored:
+        """The tensor's numbers, unread: dequantised to float32, or as the type says. Reading raises `UserError` if one
+        isn't finite."""
+        if isinstance(self.kind, BlockType):
+            dtype, read = np.dtype(np.float32), lambda: _quietly(self.kind.dequantised, self.blocks())  # type: ignore[union-attr]
+        else:
+            kind = KINDS[self.kind]
+            count, dtype = math.prod(self.shape), kind.read
+            read = lambda: kind.as_read(read_piece(self.path, self.begin, count, kind.stored))  # noqa: E731
+        return self.part(self.shape, dtype, read)
+
+    def part(self, shape: tuple[int, ...], dtype: np.dtype, read: Any) -> Stored:
+        """Numbers of this tensor, e.g. its scales, checked when they are read."""
+
+        def checked() -> NDArray:
+            array = read().reshape(shape)
+            check_finite(self.path, shortened(self.name), array)
+            return array
+
+        return Stored(shape, dtype, checked)
+
+
+def _quietly(compute: Any, blocks: Blocks) -> NDArray:
+    """Compute without NumPy's warnings: numbers that aren't finite are an error of their own."""
+    with np.errstate(all="ignore"):
+        return compute(blocks)
+
+
+class GgufFile(NamedTuple):
+    """What a file, or all parts of a split one, hold."""
+
+    path: Path
+    pairs: dict[str, Any]
+    """{key: value}: bool, int, float, str, a list of strings or arrays, or an array of numbers. float32 numbers are
+    the shortest decimals that round to them: 1e-05, not 9.999999747378752e-06."""
+    tensors: dict[str, GgufTensor]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read pairs and list tensors of a file; of one part of a split file, of all of them.
+
+    Raises `UserError` for a file that is damaged, lies about itself, or has tensors of a type that isn't read.
+    """
+    first = _read_part(path)
+    count = first.pairs.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return first
+    match = SPLIT.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
+        raise UserError(
+            f"{path}: is one of {count} parts; name them NAME-00001-of-{count:05}.gguf and so on, as before"
+        )
+    paths = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, count + 1)]
+    if missing := [each.name for each in paths if not each.is_file()]:
+        raise UserError(f"{path}: its part {missing[0]} is missing; put all {count} parts into one folder")
+    parts = [first if each == path else _read_part(each) for each in paths]
+    tensors: dict[str, GgufTensor] = {}
+    for number, part in enumerate(parts):
+        if (part.pairs.get("split.no"), part.pairs.get("split.count")) != (number, count):
+            raise UserError(f"{part.path}: doesn't say that it is part {number + 1} of {count}: {DAMAGED}")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise UserError(f"{part.path}: has {shortened(min(twice))!r} like another part: {DAMAGED}")
+        tensors |= part.tensors
+    if parts[0].pairs.get("split.tensors.count") != len(tensors):
+        raise UserError(f"{paths[0]}: its parts have {len(tensors)} tensors, which is not what it says: {DAMAGED}")
+    return GgufFile(path, parts[0].pairs, tensors)
+
+
+def _read_part(path: Path) -> GgufFile:
+    with open_file(path) as file:
+        reader = _Reader(path, file)
+        tensors, count = reader.begin()
+        pairs: dict[str, Any] = {}
+        for _ in range(count):
+            key = reader.string("a key")
+            if key in pairs:
+                raise reader.wrong(f"has the key {shortened(key)!r} twice")
+            pairs[key] = reader.value(reader.number("<u4"), shortened(key))
+        alignment = pairs.get(ALIGNMENT, DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & alignment - 1:
+            raise reader.wrong(f"{ALIGNMENT} is {alignment!r:.40}, no power of 2")
+        return GgufFile(path, pairs, reader.tensors(tensors, alignment))
+
+
+class _Reader:
+    """Reads the front of a file in order, never beyond its end nor more than `MAX_FILE_BYTES`."""
+
+    def __init__(self, path: Path, file: BufferedReader):
+        self._path, self._file, self._at = path, file, 0
+        self._size = os.fstat(file.fileno()).st_size
+
+    def wrong(self, what: str, hint: str = DAMAGED) -> UserError:
+        return UserError(f"{self._path}: {what}: {hint}")
+
+    def begin(self) -> tuple[int, int]:
+        """The numbers of tensors and of pairs."""
+        if self._size < 4 or self.take(4, "the first four bytes") != MAGIC:
+            raise UserError(f"{self._path}: is no GGUF file (it doesn't begin with GGUF)")
+        version = self.number("<u4")
+        if version and version & 0xFFFF == 0:
+            raise self.wrong("is big-endian", "convert it on the machine it is from, or fetch the usual form")
+        if version not in VERSIONS:
+            known = " and ".join(map(str, VERSIONS))
+            raise self.wrong(f"is version {version} of the format", f"{known} are read; convert it by llama.cpp")
+        return self.count(24, "tensors"), self.count(13, "pairs")
+
+    def take(self, size: int, what: str) -> bytes:
+        if size > self._size - self._at:
+            raise self.wrong(f"{what} would end behind the file")
+        if self._at + size > MAX_FILE_BYTES:
+            raise self.wrong(f"{what} ends beyond {MAX_FILE_BYTES / 1e6:,.1f} MB, more than keys and values take")
+        self._at += size
+        data = self._file.read(size)
+        if len(data) != size:
+            raise self.wrong("ends too early")
+        return data
+
+    def number(self, kind: str, what: str = "a number") -> Any:
+        return np.frombuffer(self.take(np.dtype(kind).itemsize, what), kind)[0].item()
+
+    def count(self, least: int, what: str) -> int:
+        """A number of things of at least so many bytes each."""
+        count = self.number("<u8", what)
+        if count * least > self._size - self._at:
+            raise self.wrong(f"says that it has {count:,} {what}, more than fit into its {self._size:,} bytes")
+        return count
+
+    def string(self, what: str) -> str:
+        data = self.take(self.number("<u8", what), what)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise self.wrong(f"{what} is no UTF-8") from None
+
+    def value(self, number: int, key: str, depth: int = 0) -> Any:
+        if number == STRING:
+            return self.string(key)
+        if number == ARRAY:
+            return self._array(key, depth + 1)
+        if number >= len(TYPES):
+            raise self.wrong(f"{key} is of type {number}, which is none of GGUF's")
+        value = self.number(TYPES[number], key)
+        return float(str(np.float32(value))) if TYPES[number] == "<f4" else value
+
+    def _array(self, key: str, depth: int) -> Any:
+        if depth > DEEPEST:
+            raise self.wrong(f"{key} has arrays {depth} deep")
+        number = self.number("<u4", key)
+        if number in (STRING, ARRAY):
+            count = self.count(8 if number == STRING else 12, f"values of {key}")
+            return [self.value(number, key, depth) for _ in range(count)]
+        if number >= len(TYPES):
+            raise self.wrong(f"{key} has values of type {number}, which is none of GGUF's")
+        kind = np.dtype(TYPES[number])
+        data = self.take(self.count(kind.itemsize, f"values of {key}") * kind.itemsize, key)
+        return np.frombuffer(data, np.uint8) != 0 if kind == np.bool_ else np.frombuffer(data, kind)
+
+    def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        listed = [self._tensor(alignment) for _ in range(count)]
+        start = -(-self._at // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        for name, shape, kind, offset in listed:
+            if name in tensors:
+                raise self.wrong(f"has the tensor {shortened(name)!r} twice")
+            tensors[name] = tensor = GgufTensor(self._path, name, shape, kind, start + offset)
+            if tensor.begin + tensor.nbytes > self._size:
+                raise self.wrong(f"{shortened(name)} {shape} would end behind the file")
+        ordered = sorted((each for each in tensors.values() if each.nbytes), key=lambda each: each.begin)
+        for one, other in pairwise(ordered):
+            if one.begin + one.nbytes > other.begin:
+                raise self.wrong(f"{shortened(one.name)} and {shortened(other.name)} overlap")
+        return tensors
+
+    def _tensor(self, alignment: int) -> tuple[str, tuple[int, ...], str | BlockType, int]:
+        name = self.string("a tensor's name")
+        label = shortened(name)
+        if not 0 < (sizes := self.number("<u4", label)) <= MOST_SIZES:
+            raise self.wrong(f"{label} has {sizes} dimensions, and GGUF's tensors 1 to {MOST_SIZES}")
+        shape = tuple(self.number("<u8", label) for _ in range(sizes))[::-1]
+        number, offset = self.number("<u4", label), self.number("<u8", label)
+        kind = BLOCKS.get(number) or FLOATS.get(number)
+        if kind is None:
+            known = UNREAD.get(number, f"number {number}")
+            read = ", ".join(NUMBERS)
+            raise UserError(
+                f"{self._path}: {label} is of type {known}; read are {read}: fetch the model in one of them"
+            )
+        if isinstance(kind, BlockType) and shape[-1] % kind.weights:
+            raise self.wrong(f"{label} {shape} has no rows of whole blocks of {kind.weights}, as {kind.name} has")
+        if offset % alignment:
+            raise self.wrong(f"{label} begins at {offset}, no multiple of {alignment}")
+        return name, shape, kind, offset
+
+
+def _bytes_of(kind: str | BlockType, count: int) -> int:
+    if isinstance(kind, BlockType):
+        return count // kind.weights * kind.size
+    return count * KINDS[kind].stored.itemsize
+
+
+def write_gguf(path: Path, pairs: Mapping[str, Any], tensors: Mapping[str, tuple[NDArray | Stored, str]]) -> None:
+    """Write a file of version 3, one tensor at a time.
+
+    pairs: bool, int, float, str, a list of strings or an array of numbers each; ints become uint32, floats float32.
+    tensors: {name: (its numbers, its type: F32, F16, BF16, Q8_0 or Q4_0)}. Rows of blocks are a multiple of 32 wide.
+    """
+    header = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(pairs))]
+    header += [part for key, value in pairs.items() for part in (_text(key), _value(value))]
+    at = 0
+    for name, (array, kind) in tensors.items():
+        shape = array.shape[::-1]
+        number = NUMBERS[kind]
+        header.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, at))
+        at += _padded(_bytes_of(BLOCKS.get(number, kind), math.prod(shape)))
+    with open(path, "wb") as file:
+        front = np.frombuffer(b"".join(header), np.uint8)
+        for data in chain([front], (_data(np.asarray(array), kind) for array, kind in tensors.values())):
+            file.write(data.data)
+            file.write(bytes(_padded(data.nbytes) - data.nbytes))
+
+
+def _padded(size: int) -> int:
+    return -(-size // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + _text(value)
+    if isinstance(value, list):
+        return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_text, value))
+    if isinstance(value, np.ndarray):
+        kind = value.dtype.newbyteorder("<").str if value.dtype != np.bool_ else "?"
+        return (
+            struct.pack("<IIQ", ARRAY, TYPES.index(kind.replace("|", "<")), value.size) + value.astype(kind).tobytes()
+        )
+    kind = "?" if isinstance(value, bool) else "<u4" if isinstance(value, int) else "<f4"
+    return struct.pack("<I", TYPES.index(kind)) + np.array(value, kind).tobytes()
+
+
+def _data(array: NDArray, kind: str) -> NDArray[np.uint8]:
+    """The bytes of a tensor of a type."""
+    if kind in FLOATS.values():
+        stored = KINDS[kind].stored
+        if kind == "BF16":
+            wide = np.ascontiguousarray(array, np.float32).view(np.uint32)
+            array = (wide + (0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to even
+        return np.ascontiguousarray(array, stored).reshape(-1).view(np.uint8)
+    rows = np.ascontiguousarray(array, np.float32).reshape(-1, 32)
+    return np.concatenate([quantised(kind, part).reshape(-1) for part in _in_parts(rows)])
+
+
+def _in_parts(rows: NDArray) -> Iterable[NDArray]:
+    return (rows[i : i + PART] for i in range(0, len(rows), PART))
