@@ -10,6 +10,7 @@ They are standard operators of opset 20, with which any runtime computes `mx.deq
     NAME.scales (O, G, 1) ----------------------------------------------^       ^
     NAME.biases (O, G, 1) ------------------------------------------------------/
 
+A matrix of short floats has tables of their values in place of the formula: Gather(values, q) * Gather(values, scales).
 The file stores each value in its own number of bits: 3, 5 and 6 bits in two parts, e.g. 6 as 4 + 2. ONNX Runtime folds
 the operations when it loads a graph; from then on the model is a float32 model. (A blocked DequantizeLinear, scale *
 (q - zero), rounds differently and would give another matrix.)
@@ -176,7 +177,10 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None if a group's isn't whole or doesn't fit."""
+    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None for short floats, or if a group's isn't
+    whole or doesn't fit."""
+    if packed.biases is None:
+        return None
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
     zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
     exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
@@ -266,14 +270,20 @@ def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, ch
 
     def stored() -> Sequence[NDArray]:
         packed = checkpoint.packed(name)
-        return *planes(packed.integers(), parts), packed.scales, packed.biases
+        numbers = scheme.levels if packed.biases is None else (packed.biases,)
+        return *planes(packed.integers(), parts), packed.scales, *map(np.nan_to_num, numbers)
 
     inputs = {f"{path}.q{bits}": ((rows, 1, width * bits // 8), ir.DataType.UINT8) for bits in parts}
-    inputs |= {f"{path}.{part}": ((rows, groups, 1), ir.DataType.FLOAT) for part in ("scales", "biases")}
+    grid, codes = (rows, groups, 1), (2**scheme.bits, 256)
+    if scheme.affine:
+        inputs |= {f"{path}.{part}": (grid, ir.DataType.FLOAT) for part in ("scales", "biases")}
+    else:
+        inputs[f"{path}.scales"] = grid, ir.DataType.UINT8
+        inputs |= {f"{path}.levels{i}": ((count,), ir.DataType.FLOAT) for i, count in enumerate(codes)}
     late = LateWeight((), stored, f"{path}.packed")
     add = Nodes(model, name, "quantised", output="/output", numbered=True)
     values = [add.initializer(late_initializer(key, late, i, *kind)) for i, (key, kind) in enumerate(inputs.items())]
-    *packed, scales, biases = values
+    packed, (scales, *numbers) = values[: len(parts)], values[len(parts) :]
 
     grouped = add.constant([rows, groups, scheme.group_size])
     q = add("Reshape", _unpacked(add, packed[0], parts[0]), grouped)
@@ -281,7 +291,14 @@ def _replace(model: ir.Model, parameter: ir.Value, name: str, scheme: Scheme, ch
         high = add("Reshape", _unpacked(add, packed[1], parts[1]), grouped)
         shift = add.constant(np.uint8(parts[0]))
         q = add("BitwiseOr", q, add("BitShift", high, shift, direction="LEFT"))
-    w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), biases)
+    if scheme.affine:
+        w = add("Add", add("Mul", add("Cast", q, to=ir.DataType.FLOAT), scales), numbers[0])
+    else:
+        q, scales = (
+            add("Gather", level, add("Cast", codes, to=ir.DataType.INT32))
+            for level, codes in zip(numbers, (q, scales), strict=True)
+        )
+        w = add("Mul", q, scales)
     w = add("Reshape", w, add.constant([rows, width]))
     w = merged_on_load(add, w, path, checkpoint, name)
     w.name, w.shape, w.type = name, parameter.shape, parameter.type

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copyfile
 
-import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,9 +23,9 @@ from mlx_transformer.core.checkpoint import (
 )
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.outputs import claim
-from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
+from mlx_transformer.nn.quantize import quantized
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
@@ -145,11 +144,9 @@ def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weigh
             stored[name] = merged[name]
             continue
         scheme = base.quantization[name]
-        words, scales, biases = (
-            np.array(a) for a in mx.quantize(mx.array(merged[name]), scheme.group_size, scheme.bits)
-        )
-        stored |= zip(tensors_of(name), (words, scales, biases), strict=True)
-        values[name] = Packed(words, scales, biases, scheme).dequantised()
+        packed = quantized(merged[name], scheme)
+        stored |= packed.tensors(name)
+        values[name] = packed.dequantised()
     return stored, values
 
 

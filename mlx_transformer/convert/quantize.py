@@ -12,7 +12,7 @@ from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import Scheme, described
 from mlx_transformer.generation.settings import files_with_weights
 from mlx_transformer.nn import Transformer as Network
-from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
+from mlx_transformer.nn.quantize import check_runs, quantization_of, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
@@ -30,6 +30,7 @@ def quantize(model: Network, scheme: Scheme) -> None:
     """
     if quantization_of(model):
         raise UserError("the model is quantised already; quantise the one that it was made from")
+    check_runs(scheme)
     shapes = quantizable_shapes(model.config)
     chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
     if not chosen:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +29,8 @@ from .card import write_card
 from .config import TransformerConfig, parse_object
 from .folders import ARRAYS, CONFIG, WEIGHTS, Place
 from .outputs import Kind, claim
-from .parameters import check_parameters, parameter_shapes, quantizable_shapes
-from .quantization import KEY, Packed, Quantization, from_config, tensors_of, to_config
+from .parameters import Shape, check_parameters, parameter_shapes, quantizable_shapes
+from .quantization import KEY, Packed, Quantization, from_config, to_config
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
 FLOATS = {"F64", "F32", "F16"}  # no BF16, which NumPy lacks: bfloat16 models are stored as float32
@@ -121,19 +121,22 @@ class Checkpoint:
         return {name: later(name) for name in shapes}
 
     def packed(self, name: str) -> Packed:
-        """A quantised matrix as stored, without the adapter; scales and biases become float32. name: a key of
+        """A quantised matrix as stored, without the adapter; affine scales and biases become float32. name: a key of
         `quantization`."""
-        words, *numbers = (np.asarray(self._files[each]) for each in tensors_of(name))
-        scales, biases = (array.astype(np.float32, copy=False) for array in numbers)
-        return Packed(words, scales, biases, self.quantization[name])
+        packed = self.quantization[name].packed(name, self._files)
+        if packed.biases is None:
+            if not packed.is_finite:
+                raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
+            return packed
+        scales, biases = (array.astype(np.float32, copy=False) for array in (packed.scales, packed.biases))
+        return packed._replace(scales=scales, biases=biases)
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
-        """Read all tensors as (name, array): three for each quantised matrix, without the adapter. The other parameters
-        are as from `tensor`."""
+        """Read all tensors as (name, array): two or three for each quantised matrix, without the adapter. The other
+        parameters are as from `tensor`."""
         for name in self.names():
             if name in self.quantization:
-                packed = self.packed(name)
-                yield from zip(tensors_of(name), (packed.words, packed.scales, packed.biases), strict=True)
+                yield from self.packed(name).tensors(name).items()
             else:
                 yield name, self.tensor(name)
 
@@ -218,7 +221,9 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     check_memory((folder / WEIGHTS).stat().st_size, f"{folder / WEIGHTS}", "use a machine with more")
     floats = FLOATS | HALVES if quantization else FLOATS
     for name, kind in types.items():
-        allowed = {"U32"} if name in quantization else floats
+        scheme = quantization.get(f"{name.removesuffix('.scales')}.weight") if name.endswith(".scales") else None
+        codes = {"U8"} if scheme is not None and not scheme.affine else floats
+        allowed = {"U32"} if name in quantization else codes
         if kind not in allowed:
             allowed_types = ", ".join(sorted(allowed))
             raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
@@ -228,7 +233,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     return Checkpoint(folder, config, quantization, adapter)
 
 
-def _read_config(path: Path, stored: Iterable[str]) -> tuple[TransformerConfig, Quantization]:
+def _read_config(path: Path, stored: Mapping[str, Shape]) -> tuple[TransformerConfig, Quantization]:
     """Read config.json: the config, and the quantisation of the tensors in `stored`."""
     text = read_text(path)
     try:

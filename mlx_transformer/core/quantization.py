@@ -1,19 +1,26 @@
-"""Matrices quantised by MLX (`mlx.nn.quantize`, mode affine): w = scale * q + bias, q an integer of 2 to 8 bits.
+"""Quantised matrices as mlx-lm stores them: integers or short floats, with a scale for each group in a row.
 
-A quantised NAME.weight (O, D) is stored as three tensors, with G = D / group_size groups in each row:
+A quantised NAME.weight (O, D) is stored as two or three tensors, with G = D / group_size groups in each row:
 
     NAME.weight (O, D * bits / 32) uint32    q: value i of a row is in bits i * bits to (i + 1) * bits, lowest first
-    NAME.scales (O, G), NAME.biases (O, G)   one number for each group of neighbours in a row
+    NAME.scales, NAME.biases (O, G)          affine: w = scale * q + bias
+    NAME.scales (O, G) uint8                 mxfp4, mxfp8, nvfp4: w = value of the scale * value of q
 
-config.json has group_size and bits under the key "quantization", as in mlx-lm. The matrix's values are those of the
-formula in float32: scales and biases of lower precision are converted first.
+The short floats are those of the OCP's specification of microscaling formats: mxfp4 has E2M1 and scales E8M0, mxfp8 has
+E4M3 and E8M0, nvfp4 has E2M1 and E4M3. Their products are exact in bfloat16. Groups of 16 with biases are GGUF's; MLX
+has no such groups, and runs these matrices as float32 ones.
+
+config.json has group_size, bits and mode under the key "quantization", and other layers' by path. As in mlx-lm, a layer
+is quantised if its scales are in the file, and the shapes decide where a path isn't named. The values of an affine
+matrix are those of the formula in float32: scales and biases of lower precision are converted first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,69 +30,109 @@ from mlx_transformer.system.errors import Name, UserError
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
-KEY = "quantization"
-"""Key in config.json."""
+"""Those of MLX."""
+ANY_GROUP = (16, *GROUP_SIZES)
+SHORT_FLOATS = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""{mode: its only group size and number of bits}"""
+MODES = ("affine", *SHORT_FLOATS)
+KEY, SAME_KEY = "quantization", "quantization_config"
+"""Key in config.json, and the one under which mlx-lm repeats it for others."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Quantisation of a matrix: groups of `group_size` neighbours in a row share a scale and a bias.
+    """Quantisation of a matrix: groups of `group_size` neighbours in a row share a scale and, if affine, a bias.
 
-    Raises `UserError` for sizes that MLX doesn't have.
+    Raises `UserError` for sizes that nobody has.
     """
 
     group_size: int = 64
     bits: int = 4
+    mode: str = "affine"
 
     def __post_init__(self) -> None:
-        for name, known in (("group_size", GROUP_SIZES), ("bits", BITS)):
+        sizes = ((size,) for size in SHORT_FLOATS[self.mode]) if self.mode in SHORT_FLOATS else (ANY_GROUP, BITS)
+        for name, choices in zip(("mode", "group_size", "bits"), (MODES, *sizes), strict=True):
             value = getattr(self, name)
-            if type(value) is not int or value not in known:
-                choices = ", ".join(map(str, known))
-                raise UserError("quantization: {}: choose one of {}", Name(name, repr(value)), choices)
+            if type(value) is not type(choices[0]) or value not in choices:
+                said = ", ".join(map(str, choices))
+                raise UserError("quantization: {}: choose one of {}", Name(name, repr(value)), said)
+
+    @property
+    def affine(self) -> bool:
+        return self.mode == "affine"
+
+    @property
+    def runs_in_mlx(self) -> bool:
+        """Whether MLX computes with the integers; else it has the matrix in float32."""
+        return not self.affine or self.group_size in GROUP_SIZES
 
     def divides(self, shape: Shape) -> bool:
         """Whether a matrix (O, D) can be split into groups of this size."""
         return len(shape) == 2 and shape[1] % self.group_size == 0
+
+    def tensors(self, name: str) -> tuple[str, ...]:
+        """The names of the tensors that store a matrix NAME.weight: NAME.weight, NAME.scales, if affine NAME.biases."""
+        path = name.removesuffix(".weight")
+        return name, f"{path}.scales", *([f"{path}.biases"] if self.affine else [])
+
+    def shapes(self, name: str, shape: Shape) -> dict[str, Shape]:
+        """The shapes of `tensors`, for a matrix (O, D)."""
+        rows, width = shape
+        groups = (rows, width // self.group_size)
+        return dict(zip(self.tensors(name), ((rows, width * self.bits // 32), groups, groups), strict=False))
+
+    def fits(self, name: str, shape: Shape, stored: Mapping[str, Shape]) -> bool:
+        """Whether the tensors in `stored` are those of a matrix (O, D) of this scheme."""
+        own = {part: stored.get(part) for part in (*self.tensors(name), *AFFINE.tensors(name))}
+        return self.divides(shape) and own == {**dict.fromkeys(own), **self.shapes(name, shape)}
+
+    def packed(self, name: str, tensors: Mapping[str, Any]) -> Packed:
+        """The matrix of `tensors` (arrays by name)."""
+        words, scales, *biases = (np.asarray(tensors[each]) for each in self.tensors(name))
+        return Packed(words, scales, biases[0] if biases else None, self)
+
+    @property
+    def levels(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The values of all codes of q and of all scales, in a mode of short floats."""
+        kinds = {"mxfp4": ("E2M1", "E8M0"), "mxfp8": ("E4M3", "E8M0"), "nvfp4": ("E2M1", "E4M3")}[self.mode]
+        return values_of(kinds[0]), values_of(kinds[1])
+
+    def entry(self) -> dict[str, Any]:
+        """The layer's entry in config.json; affine is what mlx-lm takes where no mode is said."""
+        return {name: value for name, value in asdict(self).items() if value != "affine"}
+
+    def __str__(self) -> str:
+        of_mlx = "" if self.runs_in_mlx else ", which MLX runs as float32"
+        return f"{self.bits} bits{'' if self.affine else f' ({self.mode})'} in groups of {self.group_size}{of_mlx}"
 
 
 Quantization = Mapping[str, Scheme]
 """{parameter: its scheme} of a checkpoint's quantised matrices."""
 
 
-def tensors_of(name: str) -> tuple[str, str, str]:
-    """Names of the tensors that store a quantised NAME.weight: NAME.weight, NAME.scales and NAME.biases."""
-    path = name.removesuffix(".weight")
-    return name, f"{path}.scales", f"{path}.biases"
-
-
 def stored_shapes(shapes: Mapping[str, Shape], quantization: Quantization) -> dict[str, Shape]:
-    """A parameter table with each quantised matrix replaced by its three stored tensors."""
+    """A parameter table with each quantised matrix replaced by its stored tensors."""
     stored: dict[str, Shape] = {}
     for name, shape in shapes.items():
-        if name in quantization:
-            (rows, width), scheme = shape, quantization[name]
-            groups = (rows, width // scheme.group_size)
-            stored |= zip(tensors_of(name), ((rows, width * scheme.bits // 32), groups, groups), strict=True)
-        else:
-            stored[name] = shape
+        stored |= quantization[name].shapes(name, shape) if name in quantization else {name: shape}
     return stored
 
 
 def to_config(quantization: Quantization) -> dict[str, Any]:
     """The entry for config.json: the most frequent scheme, and the other layers' schemes by path."""
     [(common, _)] = Counter(quantization.values()).most_common(1)
-    others = {name.removesuffix(".weight"): asdict(s) for name, s in quantization.items() if s != common}
-    return {**asdict(common), "mode": "affine", **others}
+    others = {name.removesuffix(".weight"): s.entry() for name, s in quantization.items() if s != common}
+    return {**asdict(common), **others}
 
 
-def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]) -> dict[str, Scheme]:
+def from_config(values: Any, stored: Mapping[str, Shape], matrices: Mapping[str, Shape]) -> dict[str, Scheme]:
     """Read config.json's entry; returns {parameter: scheme}.
 
-    names: the tensors in the weights file; as in mlx-lm, a matrix is quantised if its scales are in the file.
-    matrices: those that can be quantised (`parameters.quantizable_shapes`). Raises `UserError` for wrong entries.
+    stored: shapes of the tensors in the weights file. matrices: those that can be quantised
+    (`parameters.quantizable_shapes`), by the same names. Raises `UserError` for wrong entries.
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{KEY}: expected an object with group_size and bits, found {type(values).__name__}")
@@ -93,15 +140,16 @@ def from_config(values: Any, names: Iterable[str], matrices: Mapping[str, Shape]
     default = _scheme(values)
     problems = [f"unknown layer {name.removesuffix('.weight')!r}" for name in layers if name not in matrices]
     schemes: dict[str, Scheme] = {}
-    stored = set(names)
     for name, shape in matrices.items():
-        expected = layers.get(name, default)
-        if tensors_of(name)[1] not in stored:
+        entry = layers.get(name, True)
+        if default.tensors(name)[1] not in stored:
             continue
-        if expected is False:
+        if entry is False:
             problems.append(f"{name} has scales, but is said not to be quantised")
             continue
-        scheme = default if expected is True else expected if isinstance(expected, Scheme) else _scheme(expected)
+        scheme = default if entry is True else _scheme(entry)
+        if name not in layers and not scheme.fits(name, shape, stored):
+            scheme = next((s for s in SCHEMES if s.fits(name, shape, stored)), scheme)
         if scheme.divides(shape):
             schemes[name] = scheme
         else:
@@ -119,27 +167,52 @@ def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:
     parts = []
     for scheme, count in Counter(quantization.values()).most_common():
         share = sum(size for name, size in sizes.items() if quantization.get(name) == scheme)
-        parts.append(f"{scheme.bits} bits in groups of {scheme.group_size}: {count} matrices, {share:,} parameters")
+        parts.append(f"{scheme}: {count} matrices, {share:,} parameters")
     if left := [name for name in sizes if name not in quantization]:
         parts.append(f"not quantised: {', '.join(left[:8])}" + (f" and {len(left) - 8} more" if len(left) > 8 else ""))
     return "; ".join(parts)
 
 
 def _scheme(values: Any) -> Scheme:
-    if not isinstance(values, Mapping) or values.get("mode", "affine") != "affine":
-        raise UserError(f"{KEY}: {values!r}: only MLX's mode 'affine' is read, with group_size and bits")
+    if not isinstance(values, Mapping) or values.get("mode", "affine") not in MODES:
+        raise UserError(f"{KEY}: {values!r}: expected group_size, bits and a mode of {', '.join(MODES)}")
     if missing := [name for name in ("group_size", "bits") if name not in values]:
         raise UserError(f"{KEY}: {' and '.join(missing)} missing")
-    return Scheme(values["group_size"], values["bits"])
+    return Scheme(values["group_size"], values["bits"], values.get("mode", "affine"))
+
+
+AFFINE = Scheme()
+SCHEMES = [
+    *(Scheme(*sizes, mode) for mode, sizes in SHORT_FLOATS.items()),
+    *(Scheme(group_size, bits) for group_size in ANY_GROUP for bits in BITS),
+]
+"""All there are."""
+
+
+@cache
+def values_of(kind: str) -> NDArray[np.float32]:
+    """The value of each code of a short float: E2M1 (16,), E4M3 or E8M0 (256,). NaN's codes have NaN."""
+    codes = np.arange(16 if kind == "E2M1" else 256)
+    if kind == "E8M0":
+        return np.where(codes == 255, np.nan, 2.0 ** (codes - 127.0)).astype(np.float32)
+    fraction, bias = (1, 1) if kind == "E2M1" else (3, 7)
+    exponent, mantissa = codes % (len(codes) // 2) >> fraction, codes % 2**fraction / 2**fraction
+    size = np.where(exponent == 0, 2 * mantissa, 1 + mantissa) * 2.0 ** (exponent - bias)
+    size = np.where((kind == "E4M3") & (codes % 128 == 127), np.nan, size)
+    return np.where(codes < len(codes) // 2, size, -size).astype(np.float32)
 
 
 class Packed(NamedTuple):
-    """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and biases (O, G)."""
+    """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and, if affine, biases (O, G)."""
 
     words: NDArray[np.uint32]
     scales: NDArray[Any]
-    biases: NDArray[Any]
+    biases: NDArray[Any] | None
     scheme: Scheme
+
+    def tensors(self, name: str) -> dict[str, NDArray]:
+        """The tensors of a parameter of this name."""
+        return {n: array for n, array in zip(self.scheme.tensors(name), self[:3], strict=False) if array is not None}
 
     def integers(self) -> NDArray[np.uint8]:
         """Unpack q (O, D)."""
@@ -150,14 +223,41 @@ class Packed(NamedTuple):
         pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8  # (O, D / 8, 8)
         return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no code of a short float or of its scale is NaN, and no product overflows; not of affine numbers."""
+        values, scales = self.scheme.levels
+        limit = float(np.finfo(np.float32).max) / np.nanmax(values)
+        sound = self.scheme.mode != "mxfp8" or not (self.words.view(np.uint8) % 128 == 127).any()
+        return sound and bool((scales <= limit)[self.scales].all())
+
     def dequantised(self) -> NDArray[Any]:
-        """The matrix (O, D), in the dtype of the scales; equal to `mx.dequantize` on x86 CPUs bit for bit.
+        """The matrix (O, D), in the dtype of affine scales, else in float32; equal to `mx.dequantize` on x86 CPUs bit
+        for bit.
 
         Product and sum are each rounded. On GPUs `mx.dequantize` uses a fused multiply-add, which changes the last bit
         of about every second weight.
         """
         grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)  # (O, G, group_size)
+        if self.biases is None:
+            values, scales = self.scheme.levels
+            return (values[grouped] * scales[self.scales][..., None]).reshape(len(grouped), -1)
         weights = grouped.astype(self.scales.dtype)
         weights *= self.scales[..., None]
         weights += self.biases[..., None]
         return weights.reshape(len(weights), -1)
+
+
+def widened(tensors: Iterable[tuple[str, NDArray]], quantization: Quantization) -> Iterator[tuple[str, NDArray]]:
+    """(name, array) of each tensor, where matrices that MLX can't run are dequantised; one matrix at a time."""
+    whole = {part: name for name, s in quantization.items() if not s.runs_in_mlx for part in s.tensors(name)}
+    parts: dict[str, NDArray] = {}
+    for part, array in tensors:
+        if part not in whole:
+            yield part, array
+            continue
+        parts[part] = array
+        name = whole[part]
+        names = quantization[name].tensors(name)
+        if all(each in parts for each in names):
+            yield name, quantization[name].packed(name, {each: parts.pop(each) for each in names}).dequantised()

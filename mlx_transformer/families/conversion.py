@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import is_unbounded
+from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
@@ -62,6 +64,8 @@ class Imported(NamedTuple):
     notes: list[str]
     """The parts of the folder that were left behind."""
     text_embedding: TextEmbedding | None = None
+    quantization: Quantization = MappingProxyType({})
+    """Schemes of the matrices that `weights` holds as they are stored."""
     """The modules behind an encoder in a folder of sentence-transformers."""
 
 

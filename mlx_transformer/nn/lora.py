@@ -12,6 +12,7 @@ Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from functools import cache
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.device import tuning
 
 from .dropout import Dropout
-from .quantize import matrix, put_layers, recast
+from .quantize import matrix, put_layers, recast, scheme_of
 
 
 def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
@@ -128,6 +129,6 @@ def _update(layer: Any, x: mx.array) -> mx.array:
 def _product(layer: Any, x: mx.array) -> mx.array:
     """x W^T, (..., D) -> (..., O); without bias."""
     if not isinstance(layer, nn.QuantizedLinear) or x.size >= tuning().unpack_from * x.shape[-1]:
-        return x @ matrix(layer).T
-    how: Any = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
+        return x @ matrix(layer, x.dtype).T
+    how: Any = {"transpose": True, **asdict(scheme_of(layer))}
     return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
 import mlx.core as mx
@@ -18,7 +19,8 @@ from mlx import nn
 from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
-from mlx_transformer.core.quantization import Packed, Quantization, Scheme
+from mlx_transformer.core.quantization import GROUP_SIZES, Packed, Quantization, Scheme
+from mlx_transformer.system.errors import Name, UserError
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
 """Parameters of a layer whose first axis is its outputs, or the entries of an embedding."""
@@ -28,42 +30,83 @@ L = TypeVar("L", bound=nn.Module)
 
 
 def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
-    """Replace each layer whose weight is in `quantization` by MLX's quantised layer, its values rounded."""
+    """Replace each layer whose weight is in `quantization` by MLX's quantised layer, its values rounded.
+
+    Those that MLX can't run stay as they are.
+    """
 
     def scheme_of(path: str, module: nn.Module) -> bool | dict[str, object]:
         scheme = quantization.get(f"{path}.weight")
-        return False if scheme is None else {"group_size": scheme.group_size, "bits": scheme.bits, "mode": "affine"}
+        return False if scheme is None or not scheme.runs_in_mlx else asdict(scheme)
 
     nn.quantize(model, class_predicate=scheme_of)
+    tables = {path: m for path, m in model.named_modules() if isinstance(m, nn.QuantizedEmbedding) and m.biases is None}
+    put_layers(model, {path: recast(table, ShortFloats) for path, table in tables.items()})
+
+
+class ShortFloats(nn.QuantizedEmbedding):
+    """An embedding of short floats with float32 vectors. MLX's own has bfloat16, and its trace can't be exported."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        values, scales = map(mx.array, scheme_of(self).levels)
+        octets = mx.view(self.weight[ids], mx.uint8)
+        q = octets if self.bits == 8 else mx.flatten(mx.stack([octets & 15, octets >> 4], axis=-1), -2)
+        grouped = mx.unflatten(values[q], -1, (-1, self.group_size))  # (..., G, group_size)
+        return mx.flatten(grouped * scales[self.scales[ids]][..., None], -2)
 
 
 def quantization_of(model: nn.Module) -> dict[str, Scheme]:
     """{parameter: scheme} of the quantised layers, e.g. {"encoder.layers.0.feed_forward.up_proj.weight": ...}."""
     layers = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
-    return {f"{path}.weight": Scheme(m.group_size, m.bits) for path, m in sorted(layers.items())}
+    return {f"{path}.weight": scheme_of(m) for path, m in sorted(layers.items())}
 
 
-def matrix(layer: nn.Module) -> mx.array:
+def scheme_of(layer: Quantized) -> Scheme:
+    return Scheme(layer.group_size, layer.bits, layer.mode)
+
+
+def check_runs(scheme: Scheme) -> None:
+    """Raise `UserError` for groups that MLX can't quantise."""
+    if not scheme.runs_in_mlx:
+        choices = ", ".join(map(str, GROUP_SIZES))
+        raise UserError("quantization: {}: choose one of {}", Name("group_size", str(scheme.group_size)), choices)
+
+
+def quantized(weight: NDArray, scheme: Scheme) -> Packed:
+    """A matrix (O, D), rounded by MLX. Raises `UserError` as `check_runs` does."""
+    check_runs(scheme)
+    words, scales, *biases = (np.array(part) for part in mx.quantize(mx.array(weight), **asdict(scheme)))
+    return Packed(words, scales, biases[0] if biases else None, scheme)
+
+
+def matrix(layer: nn.Module, dtype: mx.Dtype = mx.float32) -> mx.array:
     """Weight (V, D) of a linear map or an embedding, quantised or not, dequantised on this device.
 
-    The last bit may differ between devices: a GPU's fused multiply-add rounds integer * scale + bias once, `values` and
-    the ONNX graphs round twice.
+    dtype: of short floats; other matrices have that of their numbers. The last bit may differ between devices: a GPU's
+    fused multiply-add rounds integer * scale + bias once, `values` and the ONNX graphs round twice.
     """
     if not isinstance(layer, Quantized):
         return cast(mx.array, layer.weight)
-    return mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+    return mx.dequantize(
+        layer.weight,
+        layer.scales,
+        layer.biases,
+        **asdict(scheme_of(layer)),
+        dtype=dtype if layer.biases is None else None,
+    )
 
 
 def values(layer: Quantized) -> NDArray[Any]:
-    """Weight (V, D) of a quantised layer, dequantised by NumPy in the type of its scales: the same on every device."""
-    numbers = cast(tuple[mx.array, mx.array], (layer.scales, layer.biases))  # the mode "affine" has both
-    scales, biases = (np.array(part.astype(mx.float32)) for part in numbers)
+    """Weight (V, D) of a quantised layer, dequantised by NumPy in the type of affine scales, else in float32: the same
+    on every device."""
+    if layer.biases is None:
+        return Packed(np.array(layer.weight), np.array(layer.scales), None, scheme_of(layer)).dequantised()
+    scales, biases = (np.array(part.astype(mx.float32)) for part in (layer.scales, layer.biases))
     kind = str(layer.scales.dtype).removeprefix("mlx.core.")
     if kind == "bfloat16":
         import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
 
-    scheme = Scheme(layer.group_size, layer.bits)
-    return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme).dequantised()
+    return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme_of(layer)).dequantised()
 
 
 def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:

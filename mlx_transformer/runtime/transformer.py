@@ -6,7 +6,7 @@ model.translate("A man is riding a bicycle.", beam=4)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from mlx_transformer.core.folders import Place
 from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import check_parameters
-from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.core.quantization import Quantization, widened
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.decoding.steps import Model
 from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
@@ -59,7 +59,7 @@ class Transformer(nn.Transformer, TextVerbs):
         """
         shapes = {name: tuple(array.shape) for name, array in weights.items()}
         check_parameters(config, shapes, "weights", quantization)
-        return cls._filled(config, [(name, mx.array(array)) for name, array in weights.items()], quantization)
+        return cls._filled(config, weights.items(), quantization)
 
     @classmethod
     def load(cls, folder: str | Path, verify: bool = True, revision: str | None = None) -> Transformer:
@@ -79,8 +79,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
             return cls._published(read_published(place.folder), str(folder))
         checkpoint = open_checkpoint(place.folder, verify)
-        weights = [(name, mx.array(array)) for name, array in checkpoint.stored()]
-        model = cls._filled(checkpoint.config, weights, checkpoint.quantization)
+        model = cls._filled(checkpoint.config, checkpoint.stored(), checkpoint.quantization)
         keep_adapter(model, checkpoint)
         model._folder, model.where = checkpoint.folder, str(folder)
         return model
@@ -89,8 +88,7 @@ class Transformer(nn.Transformer, TextVerbs):
     def _published(cls, ours: Imported, where: str) -> Transformer:
         from mlx_transformer.text.tokenizer import Tokenizer
 
-        weights = [(name, mx.array(np.asarray(array))) for name, array in ours.weights.items()]
-        model = cls._filled(ours.config, weights, None)
+        model = cls._filled(ours.config, ours.weights.items(), ours.quantization)
         model.where, model.__dict__["generation"] = where, ours.settings
         model.text_embedding = ours.text_embedding
         model.tokenizer = None if ours.tokenizer is None else Tokenizer(ours.tokenizer, where)
@@ -98,12 +96,13 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @classmethod
     def _filled(
-        cls, config: TransformerConfig, weights: list[tuple[str, mx.array]], quantization: Quantization | None
+        cls, config: TransformerConfig, weights: Iterable[tuple[str, Any]], quantization: Quantization | None
     ) -> Transformer:
         model = cls(config)  # MLX is lazy: the fresh weights are never computed
         if quantization:
             use_quantized_layers(model, quantization)
-        model.load_weights(weights, strict=True)
+        arrays = ((name, mx.array(np.asarray(array))) for name, array in widened(weights, quantization or {}))
+        model.load_weights(list(arrays), strict=True)
         model.eval()
         mx.eval(model.parameters())
         return model

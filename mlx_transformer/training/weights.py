@@ -24,7 +24,6 @@ from mlx_transformer.core.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig
 from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint, save_checkpoint
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.quantization import Packed, tensors_of
 from mlx_transformer.generation.settings import named_files, read_settings, settings_text
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
@@ -141,8 +140,7 @@ class AdapterWeights(Weights):
         stored, schemes, weights = self.model.weights(), quantization_of(self.model), Arrays()
         for name in parameter_shapes(self.model.config):
             if name in schemes:
-                words, scales, biases = (stored[part] for part in tensors_of(name))
-                weights[name] = Packed(words, scales, biases, schemes[name]).dequantised()
+                weights[name] = schemes[name].packed(name, stored).dequantised()
             else:
                 weights[name] = stored[name]
         return weights

@@ -9,7 +9,8 @@ from small_models import random_weights
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.quantization import BITS, GROUP_SIZES, Packed, Scheme
+from mlx_transformer.core.parameters import quantizable_shapes
+from mlx_transformer.core.quantization import BITS, GROUP_SIZES, SHORT_FLOATS, Packed, Scheme
 
 SCHEMES = [Scheme(group, bits) for bits in BITS for group in GROUP_SIZES]
 NAMES = [f"{s.bits} bits, groups of {s.group_size}" for s in SCHEMES]
@@ -18,6 +19,8 @@ EACH = [
     for (bits, group), marks in ((p.values, p.marks) for p in combined(BITS, GROUP_SIZES))
 ]
 """Parameters: the same, of which `make test` tries each number of bits and each size."""
+SHORT = [pytest.param(Scheme(*sizes, mode), id=mode) for mode, sizes in SHORT_FLOATS.items()]
+SMALL_GROUP = Scheme(16, 6)
 ENCODER = dict(architecture="encoder", decoder_layers=0)
 
 
@@ -35,12 +38,26 @@ def quantized_models(tmp_path_factory):
         plain = folder / "-".join(["plain", *map(str, changes.values())])
         if not plain.exists():
             save_checkpoint(plain, wide(**changes), random_weights(wide(**changes)), force=True)
-        out = folder / "-".join([str(scheme.bits), str(scheme.group_size), *map(str, changes.values())])
-        if not out.exists():
+        out = folder / "-".join([scheme.mode, str(scheme.bits), str(scheme.group_size), *map(str, changes.values())])
+        if not out.exists() and scheme == SMALL_GROUP:
+            in_small_groups(out, wide(**changes))
+        elif not out.exists():
             quantize_checkpoint(plain, out, scheme)
         return out
 
     return made
+
+
+def in_small_groups(out, config: TransformerConfig) -> None:
+    """A checkpoint in groups of 16, which MLX can't make: random integers, zero points of 32, as GGUF's Q6_K has."""
+    rng, weights = np.random.default_rng(7), random_weights(config)
+    chosen = dict.fromkeys(quantizable_shapes(config), SMALL_GROUP)
+    for name in chosen:
+        rows, width = weights.pop(name).shape
+        words = rng.integers(0, 2**32, (rows, width * SMALL_GROUP.bits // 32), np.uint32)
+        scales = (rng.random((rows, width // 16), np.float32) + np.float32(0.5)) / 256
+        weights |= Packed(words, scales, -32 * scales, SMALL_GROUP).tensors(name)
+    save_checkpoint(out, config, weights, quantization=chosen)
 
 
 def assert_values_of_mlx(got: np.ndarray, packed: Packed, name: str = "") -> None:

@@ -156,7 +156,7 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return scale * (q - zero), the operators' matrix, if it equals `dense` except for rounding; else `dense`."""
     zero = zero_points(packed)
-    if zero is None:
+    if zero is None or packed.biases is None:
         return dense
     matrix = _matrix(packed.integers(), packed.scales, zero)
     largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits

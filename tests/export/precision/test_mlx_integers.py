@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from quantized_models import EACH, ENCODER, quantized_models, wide
+from quantized_models import EACH, ENCODER, SHORT, SMALL_GROUP, quantized_models, wide
 from runtimes import unasked
 from small_models import random_weights
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu_path
 model = pytest.fixture(scope="module")(quantized_models)
 
 
-@pytest.mark.parametrize("scheme", EACH)
+@pytest.mark.parametrize("scheme", [*EACH, *SHORT, SMALL_GROUP])
 def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path):
     """What ONNX Runtime computes under a parameter's name, folded or operator by operator, is `mx.dequantize`'s."""
     checkpoint = open_checkpoint(model(scheme, **ENCODER))
@@ -50,7 +50,7 @@ def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path
 
 
 @pytest.mark.usefixtures("on_cpu")  # MLX 0.32's kernel for groups as long as a row is wrong on NVIDIA's Hopper
-@pytest.mark.parametrize("scheme", EACH)
+@pytest.mark.parametrize("scheme", [*EACH, SMALL_GROUP])
 def test_packed_operators_read_the_same_matrices(scheme, model, tmp_path):
     """With float32 activations (accuracy_level 1 in place of 4) only the rounding of sums is left between the two."""
     folder = model(scheme, **ENCODER)
@@ -101,16 +101,18 @@ def test_groups_without_whole_zero_points_keep_the_exact_form(tmp_path):
     assert made == {one_sign, half}
 
 
-def test_runtimes_agree_on_a_quantised_model(model, tmp_path):
+@pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), SMALL_GROUP])
+def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path):
     """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference."""
-    folder = model(Scheme(32, 5))
+    folder = model(scheme)
     export_onnx(folder, tmp_path / "onnx", force=True)
     report = compare(folder, tmp_path / "onnx", seed=3, longest=12)
     assert report.equal, report
     assert {w.runtime for w in report.weights} == set(unasked())
     assert all(not w.problems for w in report.weights)
     other = dict(open_checkpoint(folder).stored())
-    other["embedding.scales"] = other["embedding.scales"] * np.float32(1 + 2e-7)
+    scales = other["embedding.scales"]
+    other["embedding.scales"] = scales ^ np.uint8(1) if scales.dtype == np.uint8 else scales * np.float32(1 + 2e-7)
     save_checkpoint(tmp_path / "other", wide(), other, quantization=open_checkpoint(folder).quantization, force=True)
     assert not compare(tmp_path / "other", tmp_path / "onnx", ["onnxruntime"], seed=3, longest=4).equal
 

@@ -16,7 +16,7 @@ from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
 from mlx_transformer.core.card import begin_card, keys_of
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
-from mlx_transformer.core.quantization import Scheme, tensors_of
+from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
 KINDS = ["lora", "dora"]
@@ -95,7 +95,7 @@ def test_integers_become_float32_or_integers_again(base, kind, tmp_path, capsys)
     rounded = [path for path in maps if f"{path}.weight" in opened.quantization]
     assert 0 < len(rounded) < len(maps)  # down_proj is too narrow for the groups
     moved = {name for name in before if before[name].tobytes() != after[name].tobytes()}
-    assert moved == {part for p in rounded for part in tensors_of(f"{p}.weight")} | {
+    assert moved == {part for p in rounded for part in Scheme().tensors(f"{p}.weight")} | {
         f"{path}.weight" for path in maps if path not in rounded
     }
     values = dict(opened.tensors())

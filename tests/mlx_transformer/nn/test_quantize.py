@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
-from quantized_models import NAMES, SCHEMES, assert_values_of_mlx, quantized_models, wide
+from quantized_models import NAMES, SCHEMES, SHORT, SMALL_GROUP, assert_values_of_mlx, quantized_models, wide
 from safetensors.numpy import save_file
 from small_models import configs, random_weights
 
@@ -22,7 +23,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert.quantize import quantize, quantize_checkpoint
 from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes, quantizable_shapes
-from mlx_transformer.core.quantization import Packed, Scheme, from_config, stored_shapes, to_config
+from mlx_transformer.core.quantization import SHORT_FLOATS, Packed, Scheme, from_config, stored_shapes, to_config
 from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.nn.quantize import quantization_of
 from mlx_transformer.system.errors import UserError
@@ -79,19 +80,66 @@ def test_config_says_what_mlx_lm_says():
     assert from_config(unless, stored_shapes(shapes, plain), matrices) == plain
 
 
+def test_shapes_decide_where_the_config_names_no_layer():
+    """As in mlx-lm: a default that doesn't fit a layer's tensors isn't applied to it."""
+    shapes, matrices = parameter_shapes(wide()), quantizable_shapes(wide())
+    each = itertools.cycle(
+        [Scheme(32, 3), Scheme(32, 4, "mxfp4"), Scheme(16, 4, "nvfp4"), Scheme(16, 6), Scheme(32, 8)]
+    )
+    mixed = {name: next(each) for name in matrices}
+    assert from_config({"group_size": 64, "bits": 4}, stored_shapes(shapes, mixed), matrices) == mixed
+    assert from_config(json.loads(json.dumps(to_config(mixed))), stored_shapes(shapes, mixed), matrices) == mixed
+
+
+@pytest.mark.parametrize(("mode", "sizes"), SHORT_FLOATS.items())
+def test_short_floats_of_every_code(mode, sizes):
+    group_size, bits = sizes
+    codes = np.arange(127 if mode == "nvfp4" else 245, dtype=np.uint8)  # from 245 on mxfp8 overflows
+    words = np.random.default_rng(3).integers(0, 2**32, (len(codes), 8 * group_size * bits // 32), np.uint32)
+    if mode == "mxfp8":
+        octets = words.view(np.uint8)
+        octets[octets % 128 == 127] = 5
+    scales = np.repeat(codes[:, None], 8, axis=1)
+    expected = mx.dequantize(mx.array(words), mx.array(scales), None, group_size, bits, mode, dtype=mx.float32)
+    got = Packed(words, scales, None, Scheme(group_size, bits, mode)).dequantised()
+    np.testing.assert_array_equal(got, np.array(expected))
+    packed = Packed(words, scales, None, Scheme(group_size, bits, mode))
+    assert packed.is_finite
+    assert not packed._replace(scales=np.where(scales == 9, np.uint8(255), scales)).is_finite
+
+
+@pytest.mark.parametrize("scheme", [*SHORT, SMALL_GROUP])
+def test_short_floats_and_small_groups_run(scheme, model):
+    """In MLX's kernels, or as float32 where MLX has none; the embedding, the tied classifier and a step of a cache."""
+    folder = model(scheme)
+    opened, loaded = open_checkpoint(folder), Transformer.load(folder)
+    assert set(opened.quantization.values()) == {scheme}
+    assert quantization_of(loaded) == (opened.quantization if scheme.runs_in_mlx else {})
+    plain = Transformer.from_weights(opened.config, dict(opened.tensors()))
+    source, target = np.array([[5, 6, 7, 2]]), np.array([[1, 8, 9]])
+    got, expected = (np.array(each(source, target)) for each in (loaded, plain))
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, atol=2e-5 * np.abs(expected).max())
+    assert loaded.generate([[5, 6, 7, 2]], max_new_tokens=6) == plain.generate([[5, 6, 7, 2]], max_new_tokens=6)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ([4], "expected an object"),
         ({"group_size": 64}, "bits missing"),
         ({"group_size": 64, "bits": 7}, "bits=7"),
-        ({"group_size": 16, "bits": 4}, "group_size=16"),
+        ({"group_size": 8, "bits": 4}, "group_size=8"),
         ({"group_size": 64, "bits": True}, "bits=True"),
-        ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mode 'affine'"),
+        ({"group_size": 32, "bits": 4, "mode": "awq"}, "a mode of affine, mxfp4"),
+        ({"group_size": 64, "bits": 4, "mode": "mxfp4"}, "group_size=64: choose one of 32"),
         ({"group_size": 32, "bits": 4, "embeding": {"group_size": 32, "bits": 8}}, "unknown layer 'embeding'"),
         ({"group_size": 32, "bits": 4, "embedding": False}, "said not to be quantised"),
-        ({"group_size": 32, "bits": 4, "embedding": [8]}, "mode 'affine'"),
-        ({"group_size": 64, "bits": 4}, "no groups of 64"),
+        ({"group_size": 32, "bits": 4, "embedding": [8]}, "expected group_size"),
+        (
+            {"group_size": 32, "bits": 4, "encoder.layers.0.feed_forward.down_proj": {"group_size": 64, "bits": 4}},
+            "no groups of 64",
+        ),
     ],
 )
 def test_nonsense_in_the_config_is_refused(values, said):
