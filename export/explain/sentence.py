@@ -162,10 +162,10 @@ def _translated(model: Opened, text: str, source: list[int], target: str | None,
 
 
 def _continued(model: Opened, text: str, target: str | None, options: Options) -> ExplainedSentence:
-    prompt = [model.config.bos_id, *model.tokenizer.encode(text)[:-1]]
+    [prompt] = model.tokenizer.prompts([text])
     _check_length(model, prompt, "prompt")
     if target is not None:
-        new, tree, score, output = model.tokenizer.encode(target), (), None, target
+        new, tree, score, output = model.tokenizer.documents([target])[0], (), None, target
     else:
         new, tree, score = _searched(model, prompt, options)
         output = model.tokenizer.decode(new)

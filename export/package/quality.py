@@ -300,7 +300,7 @@ def shared_neighbours(before: Sequence[np.ndarray], after: Sequence[np.ndarray])
 def rows_of(config: TransformerConfig, tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
     """Token ids of each line as the model reads it, cut at `max_positions`."""
     if config.architecture == "decoder":
-        rows = [[config.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(lines)]
+        rows = tokenizer.prompts(lines)
     else:
         rows = tokenizer.source.encode_batch(lines)
     return [row[: config.max_positions] for row in rows]

@@ -244,11 +244,12 @@ class CompletionModel(Loaded):
         return [ids for ids in rows for _ in range(request.n)]
 
     def _ids(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """The ids of each prompt, after a start token."""
+        """The ids of each prompt, after a start token; of a published decoder's vocabulary, ids as they are."""
         if not prompts or isinstance(prompts[0], str):
             return [list(ids) for ids in prompt_ids(self.tokenizer, prompts)]
         checked = check_ids(prompts, self.model.config.vocab_size, "prompt")
-        return [[self.tokenizer.bos_id, *row.tolist()] for row in checked]
+        start = [] if self.tokenizer.is_makers else [self.tokenizer.bos_id]
+        return [[*start, *row.tolist()] for row in checked]
 
     def _texts(self, outputs: list[list[int]], request: CompletionRequest) -> list[Written]:
         limit = request.options["max_new_tokens"]

@@ -33,6 +33,7 @@ from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.system.torch_files import write_torch_tensors
 from mlx_transformer.text.added_tokens import SILENT, added_tokens
 from mlx_transformer.text.published_ids import roles_of
+from mlx_transformer.text.tokenizer import is_makers
 
 from .added import ADDED, with_specials
 from .engine import Published
@@ -174,7 +175,7 @@ def tokenizer_config(
     whole = [*role_ids.get(SILENT, ())]
     masks = config.architecture == "encoder" and "mask_token" in special and config.head.kind == "vocabulary"
     whole += [roles["mask_token"]] if masks else []
-    splits = not any(flags[contents[id]] for id in whole)
+    splits = not is_makers(specification) and not any(flags[contents[id]] for id in whole)
     # Where this is silent, transformers takes the space from a tokenizer.json that has it.
     spaced = (specification.get("pre_tokenizer") or {}).get("add_prefix_space")
     return {
@@ -208,9 +209,9 @@ def write_folder(
         texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(output) as temporary:
         if tokenizer:
-            published = with_specials(json.loads(tokenizer), published=True)
-            tokenizer = json.dumps(published, ensure_ascii=False, indent=1) + "\n"
-            (temporary / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+            if roles_of(values := json.loads(tokenizer)):  # a maker's stays as it is
+                tokenizer = json.dumps(with_specials(values, published=True), ensure_ascii=False, indent=1) + "\n"
+            (temporary / TOKENIZER).write_bytes(tokenizer.encode())
             texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding, settings)
         if embedding is not None:
             texts |= sentence_files(embedding, model_config.d_model, model_config.max_positions)

@@ -279,6 +279,8 @@ def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
 def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
     """`UserError`, which begins with `where`, with all that makes it another model's."""
     tokenizer = Tokenizer(text, where)
+    if tokenizer.is_makers:
+        return tokenizer.check_fits(config, where)
     ids = {name: (getattr(tokenizer, name), getattr(config, name)) for name in ("pad_id", "bos_id", "eos_id")}
     wrong = [
         f"{name} is {in_tokenizer} in the tokenizer and {in_model} in the model"

@@ -108,15 +108,20 @@ def perplexity(
     texts: Sequence[str],
     done: Callable[[float], None],
 ) -> dict[str, Any]:
-    """Return documents, tokens (one end token for each document), perplexity and bits per byte, which doesn't depend on
-    the vocabulary.
+    """Return documents, tokens, perplexity and bits per byte, which doesn't depend on the vocabulary.
 
     logits: ids (B, L) -> (B, L, V). A document longer than the model takes is cut into pieces; each is predicted by
-    itself from the token before it, as in training. done: called with the finished share.
+    itself from the token before it, as in training. Each document ends with an end token; but with a published model's
+    vocabulary its tokens are those of its prompt, of which the first is not predicted. done: called with the finished
+    share.
     """
-    whole, most = [[config.bos_id, *ids] for ids in tokenizer.encode_batch(texts)], config.max_positions
+    whole, most = tokenizer.prompts(texts), config.max_positions
+    if not tokenizer.is_makers:
+        whole = [[*ids, config.eos_id] for ids in whole]
     rows = [ids[start : start + most + 1] for ids in whole for start in range(0, len(ids) - 1, most)]
     total, tokens, finished = 0.0, sum(len(row) - 1 for row in rows), 0
+    if not tokens:
+        raise UserError("the text has no token that another precedes: give more of it")
     for part in of_one_length([len(row) for row in rows]):
         batch = np.array([rows[i] for i in part], np.int64)
         z = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)

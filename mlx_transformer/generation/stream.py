@@ -159,8 +159,8 @@ def stream_completion(
 
 
 def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
-    """Return the rows of ids to continue: the start token, then the prompt's tokens without the end token."""
-    return [[tokenizer.bos_id, *ids[:-1]] for ids in tokenizer.encode_batch(as_lines(prompts))]
+    """Return the rows of ids to continue (`Tokenizer.prompts`)."""
+    return tokenizer.prompts(as_lines(prompts))
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

@@ -9,7 +9,10 @@ file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing),
 read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
 to treat "</s>" in a text as text.
 
-Vocabularies of published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
+A published decoder's file of byte-level BPE or SentencePiece's BPE is taken as it is, byte for byte: its own components
+cut text, begin it (with a start token or none) and decode it. It doesn't say what ends an output; the config does.
+
+Vocabularies of other published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
 SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out. Those of
 published encoders, WordPiece among them, cut text as their own file says (`families/encoder_text.py`).
 """
@@ -69,7 +72,8 @@ SPLIT_PATTERN = (
     r"|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}"
     r"|\p{Z}{1,32}"
 )
-# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run.
+# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run, but for a published
+# decoder's, each of which has its own.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, WHITE_SPACE})
 TRUSTED_PATTERNS |= {" {2,}"}
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
@@ -90,6 +94,9 @@ class Tokenizer:
     """The token that decoders start with; in a vocabulary without <s> it is the padding."""
     eos_id: int
     unk_id: int
+    is_makers: bool = False
+    """Whether the file is a published decoder's, as it is. Its ids of pad, bos and eos are the config's, known once
+    `check_fits` has been told it."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
         """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
@@ -99,7 +106,8 @@ class Tokenizer:
         if sides is not None:
             specification = sides["target"]
             self.source = Tokenizer(sides["source"], f"{origin}: source")
-        self._specification = _parse(specification, origin)
+        self._text, self._specification = specification, _parse(specification, origin)
+        self.is_makers = is_makers(self._specification)
         try:
             self._backend = tokenizers.Tokenizer.from_str(_untypable(self._specification) or specification)
         except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
@@ -110,16 +118,23 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
         roles = roles_of(self._specification)
-        of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written")
+        of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written") and not self.is_makers
         self._mask = roles.get("mask")
         # A space before <mask> belongs to it, but in published vocabularies that don't say so.
         flags = {entry.get("id"): entry.get("lstrip") for entry in self._specification.get("added_tokens") or ()}
         self.mask_takes_space = not roles.get("as_written") or bool(flags.get(self._mask))
-        self._published = of_pieces or bool(roles)
+        self._published = of_pieces or bool(roles) or self.is_makers
+        self._read_added(roles)
+        if self.is_makers:
+            self._exact = None
+            self.pad_id = self.bos_id = self.eos_id = -1
+            unknown = self._specification["model"].get("unk_token")
+            known = None if unknown is None else self._backend.token_to_id(unknown)
+            self.unk_id = -1 if known is None else known
+            return
         self.pad_id, self.bos_id, self.eos_id, self.unk_id = (
             _listed_ids(self._backend, roles, origin) if roles else _special_ids(self._backend, of_pieces, origin)
         )
-        self._read_added(roles)
         _check(self._backend, self.eos_id, origin)
         self._exact = ExactText(self._specification) if of_pieces else None
         if (target := target_of(self._specification)) is not None:
@@ -209,6 +224,8 @@ class Tokenizer:
 
     def own_json(self) -> str:
         """Return the text of one `tokenizer.json`; of two vocabularies, the target's."""
+        if self.is_makers:
+            return self._text
         return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
 
     @property
@@ -217,7 +234,11 @@ class Tokenizer:
         return self.source is not self and target_of(self._specification) is None
 
     def encode(self, text: str) -> list[int]:
-        """Return ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text."""
+        """Return ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text.
+
+        A maker's file decides itself what stands around a text, mostly nothing or one token before it. Its control
+        tokens, e.g. <|im_end|>, are text where a text spells them.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -232,6 +253,30 @@ class Tokenizer:
             for _ in unicode_texts(texts):  # says which one it is
                 pass
             raise
+
+    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the rows of ids that a decoder continues: each text's, without an end token, and behind a start token
+        where the vocabulary's texts have one. An empty text is the start token alone."""
+        rows = self.encode_batch(texts)
+        if not self.is_makers:
+            return [[self.bos_id, *ids[:-1]] for ids in rows]
+        behind = len(self._ends[1])
+        return [ids[: len(ids) - behind] or [self.bos_id] for ids in rows]
+
+    def documents(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return what a decoder learns to write behind a start token: each text and the end token."""
+        rows = self.encode_batch(texts)
+        if not self.is_makers:
+            return rows
+        before, behind = map(len, self._ends)
+        return [[*ids[before : len(ids) - behind], self.eos_id] for ids in rows]
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The ids that a maker's file puts before and behind each text."""
+        whole, plain = (self._backend.encode("a", add_special_tokens=special).ids for special in (True, False))
+        first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return whole[:first], whole[first + len(plain) :]
 
     def encode_places(self, texts: Sequence[str]) -> list[Located]:
         """Return `encode_batch`, and for each token the characters of the text that it stands for."""
@@ -328,11 +373,18 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special tokens included: the embedding's row count."""
+        """Number of ids, special tokens included: the embedding's row count, or fewer. A maker may skip some."""
+        if self.is_makers:
+            return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def check_fits(self, config: "TransformerConfig", where: str) -> None:
-        """Raise `UserError` unless a model of this config can take the ids; `where` names the model."""
+        """Raise `UserError` unless a model of this config can take the ids; `where` names the model. A maker's file
+        takes the ids of pad, bos and eos from it."""
+        if self.is_makers:
+            if config.architecture != "decoder":
+                raise UserError(f"{where}: its tokenizer.json is a published decoder's, not an {config.architecture}'s")
+            self.pad_id, self.bos_id, self.eos_id = config.pad_id, config.bos_id, config.eos_id
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
         if self.separate:
             if config.architecture != "encoder-decoder":
@@ -363,6 +415,22 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def is_makers(specification: Mapping[str, Any]) -> bool:
+    """Return whether a parsed tokenizer.json is a published decoder's as it is: BPE, and not written here."""
+    model = specification.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or "merges" not in model:
+        return False
+    if roles_of(specification):
+        return False
+    before, processor = specification.get("pre_tokenizer"), specification.get("post_processor")
+    if is_sentencepiece(dict(specification)) and isinstance(processor, dict):
+        return (processor.get("single") or [None])[-1] != {"SpecialToken": {"id": SPECIAL_TOKENS[EOS], "type_id": 0}}
+    parts = before.get("pretokenizers") if isinstance(before, dict) else None
+    kinds = [isinstance(part, dict) and part.get("type") for part in parts] if isinstance(parts, list) else []
+    ids = {token.content for token in added_tokens(specification) if token.id < len(SPECIAL_TOKENS)}
+    return kinds != ["Split", "ByteLevel"] or ids != {*SPECIAL_TOKENS}
+
+
 def _parse(text: str, origin: str) -> dict[str, Any]:
     specification = parse_json(text, f"{origin}: not JSON", DAMAGED)
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
@@ -377,7 +445,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
     _check_precompiled(specification.get("normalizer"), origin)
-    for pattern in _patterns(specification):
+    for pattern in () if is_makers(specification) else _patterns(specification):
         if pattern not in TRUSTED_PATTERNS and pattern != silent_pattern(silent_contents(specification)):
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
     return specification

@@ -100,8 +100,7 @@ def _pairs(text: TrainingText | ParallelText, how: Reading) -> Examples:
 
 def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[int]]]:
     """Encode documents, and their prompts without eos."""
-    tokenizer = how.tokenizer
-    return tokenizer.encode_batch(text.texts), [ids[:-1] for ids in tokenizer.encode_batch(text.prompts)]
+    return how.tokenizer.documents(text.texts), [ids[:-1] for ids in how.tokenizer.documents(text.prompts)]
 
 
 def _language_model(text: tuple[list[list[int]], list[list[int]]], cut: Cutting) -> PackedBatches:

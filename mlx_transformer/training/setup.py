@@ -227,6 +227,8 @@ def start(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
 
 def _fresh(recipe: Recipe, data: RunData, known: Tokenizer | None) -> Start:
     tokenizer = known or train_tokenizer(data, recipe)
+    if tokenizer.is_makers:
+        raise UserError("tokenizer: a published decoder's goes with its weights: train from a checkpoint of it")
     head = recipe.head(data.train.head) if isinstance(data.train, Labelled) else None
     config = recipe.config(tokenizer.vocab_size, tokenizer.source.vocab_size if tokenizer.separate else None, head)
     ids = dict(pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id, eos_id=tokenizer.eos_id)
@@ -248,6 +250,7 @@ def _from_checkpoint(path: Path, recipe: Recipe, data: RunData) -> Start:
     if text is None:
         raise UserError(f"{checkpoint.folder}: has no tokenizer.json, so it can't be trained on text")
     tokenizer = Tokenizer(text, str(path))
+    tokenizer.check_fits(config, str(path))
     if recipe.objective.masks and tokenizer.mask_id is None:
         raise UserError(f"{path}: its vocabulary has no <mask>, which {objective} needs: choose another checkpoint")
     dropouts = {name: value for name, value in recipe.model.items() if name in DROPOUTS}

@@ -26,7 +26,7 @@ from mlx_transformer.system.files import optional_object, read_text
 from mlx_transformer.text.added_tokens import added_tokens
 from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
-from mlx_transformer.text.tokenizer import Tokenizer
+from mlx_transformer.text.tokenizer import Tokenizer, is_makers
 
 LINES = (
     "The quick brown fox jumps over the lazy dog; it's 12,345.67 dollars (or 3 %).",
@@ -123,10 +123,11 @@ def _difference(own: str, text: str, splits: bool, prompts: tuple[str, ...], typ
 def _typed_roles(specification: dict[str, Any]) -> Iterator[str]:
     """Yield lines with special tokens typed as text.
 
-    Nothing for SentencePiece and unigram vocabularies: there `tokenizers` always takes such text for the token, even
-    with `encode_special_tokens`.
+    Nothing for a maker's own file, in which other programs take such text for the token, nor for SentencePiece and
+    unigram vocabularies: there `tokenizers` always does, even with `encode_special_tokens`.
     """
-    if is_sentencepiece(specification) or isinstance(specification["model"].get("vocab"), list):
+    listed = isinstance(specification["model"].get("vocab"), list)
+    if is_makers(specification) or is_sentencepiece(specification) or listed:
         return
     for token in [token for token in added_tokens(specification) if token.special][:MANY]:
         yield f"a {token.content} b"
