@@ -138,7 +138,7 @@ class Written:
         """OpenAI's word: "stop" at an end token or a stop word, "length" at the limit."""
         return "stop" if self.stopped or self.tokens < self.limit else "length"
 
-    def follow(self, decode: Any, ids: Iterable[int], stop: Sequence[str]) -> Iterator[str]:
+    def follow(self, tokenizer: Any, ids: Iterable[int], stop: Sequence[str]) -> Iterator[str]:
         """Yield the text of the ids in pieces, up to a stop word."""
         decoded = 0
 
@@ -149,7 +149,7 @@ class Written:
 
         def measured() -> Iterator[str]:
             nonlocal decoded
-            for piece in pieces(decode, counted()):
+            for piece in pieces(tokenizer, counted()):
                 decoded += len(piece)
                 yield piece
 
@@ -230,7 +230,7 @@ class CompletionModel(Loaded):
         written = Written(request.options["max_new_tokens"])
 
         def begin() -> Iterator[str]:
-            return written.follow(self.tokenizer.decode, self.model.stream_ids(row, **request.options), request.stop)
+            return written.follow(self.tokenizer, self.model.stream_ids(row, **request.options), request.stop)
 
         done = lambda: self._count([written])  # noqa: E731
         return await streamed(self.batcher, begin, length=len(row), size=1, client=client, done=done), written
@@ -258,7 +258,7 @@ class CompletionModel(Loaded):
             return [Written(limit, text, len(ids)) for text, ids in zip(decoded, outputs, strict=True)]
         written = [Written(limit) for _ in outputs]
         for output, ids in zip(written, outputs, strict=True):
-            for _ in output.follow(self.tokenizer.decode, ids, request.stop):
+            for _ in output.follow(self.tokenizer, ids, request.stop):
                 pass
         return written
 

@@ -27,6 +27,7 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .translate import Overlong, Translator, as_lines
 
 REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
+LONGEST_CHARACTER, FEW = 4, 12  # bytes of a character; so many ids without one are no character's
 
 
 def stream_ids(
@@ -103,22 +104,51 @@ def stream(
     # `stream_ids` checks its input at the call, so all parts are checked before the first one starts.
     rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
-    texts = [pieces(translator.tokenizer.decode, part) for part in parts]
+    texts = [pieces(translator.tokenizer, part) for part in parts]
     return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))
 
 
-def pieces(decode: Callable[[Sequence[int]], str], ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of a growing list of ids, holding back incomplete characters; joined, the pieces are `decode` of
-    all ids.
+def pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Yield the text of a growing list of ids, holding back incomplete characters; joined, the pieces are the text that
+    all ids are decoded to."""
+    return (_parts if tokenizer.decodes_in_parts else _decoded_anew)(tokenizer, ids)
 
-    Everything is decoded again for each token, since a token's text may depend on those before it (a first space is
-    dropped, a character is half complete). For sentences this is a small part of a decoder's step.
-    """
+
+def _parts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Decode each id once or a few times, in linear time: behind the last id before it, after which a space counts."""
+    before: list[int] = []
+    waiting: list[int] = []
+
+    def text(new: list[int]) -> str:
+        return tokenizer.decode([*before, *new])[len(tokenizer.decode(before)) :]
+
+    for id in ids:
+        if not tokenizer.stands_for_text(id):
+            continue
+        waiting.append(id)
+        if id in tokenizer.byte_ids:  # an invalid byte would change the text of the whole run
+            continue
+        new, settled = text(waiting), len(waiting)
+        if new.endswith(REPLACEMENT) and not tokenizer.byte_ids:  # the next token may complete the character
+            settled = len(waiting) - LONGEST_CHARACTER
+            if settled < FEW or text(waiting[:settled]) + tokenizer.decode(waiting[settled:]) != new:
+                continue
+            new = text(waiting[:settled])
+        if new:
+            yield new
+        before, waiting = waiting[settled - 1 : settled], waiting[settled:]
+    if waiting and (new := text(waiting)):
+        yield new
+
+
+def _decoded_anew(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Decode everything again for each id, where all text depends on all ids. For sentences this is a small part of a
+    decoder's step."""
     so_far: list[int] = []
     emitted, text = 0, ""
     for id in ids:
         so_far.append(id)
-        text = decode(so_far)
+        text = tokenizer.decode(so_far)
         complete = len(text.rstrip(REPLACEMENT))  # the next token may complete the character
         if complete > emitted:
             yield text[emitted:complete]
@@ -155,7 +185,7 @@ def stream_completion(
     """
     check_stop(stop)
     new = stream_ids(prompt_ids(tokenizer, [prompt])[0], **options)
-    return until(pieces(tokenizer.decode, new), stop)
+    return until(pieces(tokenizer, new), stop)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:

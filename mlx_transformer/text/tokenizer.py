@@ -334,6 +334,40 @@ class Tokenizer:
     def _without_special(self, ids: Sequence[int]) -> Iterator[int]:
         return (id for id in ids if id not in self.special_ids)
 
+    @cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids of single bytes, a run of which is decoded as a whole: characters if it is UTF-8, else U+FFFD for each
+        byte (SentencePiece's byte fallback)."""
+        if "ByteFallback" not in {part.get("type") for part in self._decoders()}:
+            return frozenset()
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return frozenset(id for byte in range(256) if (id := vocabulary.get(f"<0x{byte:02X}>")) is not None)
+
+    @cached_property
+    def decodes_in_parts(self) -> bool:
+        """Whether the text of ids is that of their first part and that of the rest, but for a space at its beginning
+        and for characters that several ids make."""
+        local = {
+            "ByteLevel": {},
+            "ByteFallback": {},
+            "Fuse": {},
+            "Metaspace": {},
+            "Strip": {"stop": (0,), "start": (0, 1)},
+        }
+        local["Replace"] = {"pattern": ({"String": "\u2581"},)}
+        return not (self._strips or self._apart) and all(
+            part.get("type") in local and all(part[key] in values for key, values in local[part["type"]].items())
+            for part in self._decoders()
+        )
+
+    def _decoders(self) -> list[Mapping[str, Any]]:
+        decoder = self._specification.get("decoder") or {}
+        return decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+
+    def stands_for_text(self, id: int) -> bool:
+        """Return whether decoded text may show this id."""
+        return id not in self.special_ids and self._backend.id_to_token(id) is not None
+
     def token(self, id: int) -> str:
         """Return the vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
         token = self._backend.id_to_token(id)
@@ -424,7 +458,8 @@ def is_makers(specification: Mapping[str, Any]) -> bool:
         return False
     before, processor = specification.get("pre_tokenizer"), specification.get("post_processor")
     if is_sentencepiece(dict(specification)) and isinstance(processor, dict):
-        return (processor.get("single") or [None])[-1] != {"SpecialToken": {"id": SPECIAL_TOKENS[EOS], "type_id": 0}}
+        template = processor.get("single")  # ours end a text
+        return not (isinstance(template, list) and template and "SpecialToken" in template[-1])
     parts = before.get("pretokenizers") if isinstance(before, dict) else None
     kinds = [isinstance(part, dict) and part.get("type") for part in parts] if isinstance(parts, list) else []
     ids = {token.content for token in added_tokens(specification) if token.id < len(SPECIAL_TOKENS)}

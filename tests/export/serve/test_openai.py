@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from serving import client
@@ -223,13 +224,13 @@ def test_unknown_addresses_and_faults(shared, writer):
 )
 def test_tokens_behind_a_stop_word_are_not_counted(stop, text, tokens, reason):
     written = Written(6)
-    pieces = list(written.follow("".join, "abcabc", stop))
+    pieces = list(written.follow(SimpleNamespace(decode="".join, decodes_in_parts=False), "abcabc", stop))
     assert ("".join(pieces), written.text, written.tokens, written.finish_reason) == (text, text, tokens, reason)
 
 
 def test_a_stop_word_in_the_last_piece_is_one():
     """Bytes that are no character come at the end alone."""
     written = Written(3)
-    decode = lambda ids: "\ufffd" * len(ids)  # noqa: E731
-    assert list(written.follow(decode, [1, 2, 3], ["\ufffd\ufffd"])) == []
+    tokenizer = SimpleNamespace(decode=lambda ids: "\ufffd" * len(ids), decodes_in_parts=False)
+    assert list(written.follow(tokenizer, [1, 2, 3], ["\ufffd\ufffd"])) == []
     assert written.finish_reason == "stop"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from combined import thinned
+from makers_tokenizers import SPECIAL, makers_json
 from toy_model import Toy
 
 from export import OnnxTransformer, export_onnx
@@ -121,27 +122,62 @@ def test_pieces_are_whole_characters():
     """Random bytes, valid and broken: joined they are the whole text, and no character is given in halves."""
     tokenizer = Tokenizer.train(["größer 東京 🎉🎉 " * 5], vocab_size=290)
     random_ = random.Random(1)
+    assert tokenizer.decodes_in_parts
     texts = ["", "größer", "東京🎉é\u0301", "a\ufffdb\ufffd", "👩‍👩‍👧"]
     rows = [tokenizer.encode(text)[:-1] for text in texts]
     rows += [[random_.randrange(4, tokenizer.vocab_size) for _ in range(30)] for _ in range(200)]
     rows += [tokenizer.encode("🎉")[:-1][:1] * k for k in range(4)]
     for row in rows:
-        got = list(pieces(tokenizer.decode, row))
+        got = list(pieces(tokenizer, row))
         assert "".join(got) == tokenizer.decode(row)
         assert all(got)
     # Every byte a token: three tokens, one character, one piece.
     bytes_ = [next(i for i in range(4, 260) if tokenizer.token(i) == letter) for letter in "æĿ±"]
-    assert list(pieces(tokenizer.decode, bytes_)) == ["東"]
+    assert list(pieces(tokenizer, bytes_)) == ["東"]
+
+
+class Counting:
+    """A tokenizer that counts the ids that it decodes."""
+
+    def __init__(self, tokenizer):
+        self.own, self.decoded = tokenizer, 0
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def decode(self, ids):
+        self.decoded += len(ids)
+        return self.own.decode(ids)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_published_decoder_s_pieces_in_linear_time(kind):
+    """Any ids, among them control tokens, ids of no token, and runs of bytes: valid, broken, and broken at the end."""
+    tokenizer, random_ = Tokenizer(makers_json(kind)), random.Random(2)
+    assert tokenizer.decodes_in_parts
+    texts = [" the cat  sat", "東京タワー 🎉🎉 größer", "a\ufffd b", "👩‍👩‍👧‍👦\u0915\u094d"]
+    bytes_ = sorted(tokenizer.byte_ids) or range(tokenizer.vocab_size)
+    rows = [tokenizer.encode(text)[: len(text) + cut] for text in texts for cut in (-1, 0, 99)]
+    for _ in range(40):
+        drawn = [random_.randrange(tokenizer.vocab_size + 3) for _ in range(20)]
+        drawn[5:5] = tokenizer.encode(random_.choice(texts))[random_.randrange(3) :]
+        rows += [drawn, [*drawn, *random_.choices(bytes_, k=3)]]
+    for row in rows:
+        got = list(pieces(tokenizer, row))
+        assert "".join(got) == tokenizer.decode(row)
+        assert all(got)
+    for ids in ([bytes_[255]] * 2000, tokenizer.encode("the cat, 東京 " * 200), random_.choices(range(380), k=2000)):
+        counting = Counting(tokenizer)
+        assert "".join(pieces(counting, ids)) == tokenizer.decode(ids)
+        assert counting.decoded < 70 * len(ids)
 
 
 def test_a_first_space_that_is_dropped():
     """Tokenizers that mark words by a space in front drop the first one: what was given must stay what it was."""
     words = ["▁one", "▁two", "▁three"]
-    assert list(pieces(lambda ids: "".join(words[i] for i in ids).replace("▁", " ").strip(), range(3))) == [
-        "one",
-        " two",
-        " three",
-    ]
+    decode = lambda ids: "".join(words[i] for i in ids).replace("▁", " ").strip()  # noqa: E731
+    tokenizer = SimpleNamespace(decode=decode, decodes_in_parts=False)
+    assert list(pieces(tokenizer, range(3))) == ["one", " two", " three"]
 
 
 def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):
