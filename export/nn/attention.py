@@ -41,7 +41,7 @@ class Attention(nn.Module):
             self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
             self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
         self.has_query_key_norm = config.query_key_norm
-        self.output_proj = Linear(config.heads * config.d_v, config.d_model, bias)
+        self.output_proj = Linear(config.heads * config.d_v, config.d_model, config.output_proj_bias)
 
     @scoped
     def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:

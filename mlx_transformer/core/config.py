@@ -82,7 +82,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 """Fields that `summary` always shows, even with default values."""
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
-YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern")
+YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -90,7 +90,15 @@ same byte for byte."""
 Stack = Literal["encoder", "decoder"]
 PATTERN = "layer_pattern"
 LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
-LAYER_FIELDS += ("feed_forward_bias", "query_key_norm", "attention_scale", "window", "positions", "rotary_base")
+LAYER_FIELDS += (
+    "attention_output_bias",
+    "feed_forward_bias",
+    "query_key_norm",
+    "attention_scale",
+    "window",
+    "positions",
+    "rotary_base",
+)
 """Fields that may differ in the decoder (`decoder`) or in single layers (`layer_pattern`)."""
 
 
@@ -180,6 +188,8 @@ class TransformerConfig:
     """down(activation(gate(x)) * up(x)) instead of down(activation(up(x))) (Shazeer 2020, GLU variants)."""
     attention_bias: bool = False
     """Biases of the query, key, value and output projections; the paper's formula has none."""
+    attention_output_bias: bool | None = None
+    """Bias of the output projection alone, e.g. none in Qwen2; unset: attention_bias."""
     query_key_norm: bool = False
     """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020), e.g. in Qwen3."""
     attention_scale: Scale | None = None
@@ -354,6 +364,11 @@ class TransformerConfig:
     def recurrent(self) -> bool:
         """Whether decoder layers keep one vector (SSRU) instead of keys and values."""
         return self.decoder_self_attention == "ssru"
+
+    @property
+    def output_proj_bias(self) -> bool:
+        """Whether the output projections of attentions have biases."""
+        return self.attention_bias if self.attention_output_bias is None else self.attention_output_bias
 
     @property
     def one_embedding(self) -> bool:

@@ -168,7 +168,7 @@ def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
     if c.query_key_norm:
         yield f"{name}.query_norm.weight", (c.d_k,)
         yield f"{name}.key_norm.weight", (c.d_k,)
-    yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.attention_bias)
+    yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.output_proj_bias)
 
 
 def _ssru(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:

@@ -356,7 +356,11 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
     halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
     positions = "sinusoidal_halves" if halves else config.positions
     biases = (name for name in _biases(family) if name != "output_bias" or config.head.classifies)
-    return dataclasses.replace(config, positions=positions, **dict.fromkeys(biases, True))
+    written: dict[str, Any] = dict(positions=positions, **dict.fromkeys(biases, True))
+    output = family.ours.get("attention_output_bias")
+    if "attention_bias" in written and (output is not False or not config.output_proj_bias):
+        written["attention_output_bias"] = output
+    return dataclasses.replace(config, **written)
 
 
 def _holds_sinusoids(table: Any, c: TransformerConfig) -> bool:

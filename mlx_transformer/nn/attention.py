@@ -40,7 +40,7 @@ class Attention(nn.Module):
             self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
             self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
         self.has_query_key_norm = config.query_key_norm
-        self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, bias)
+        self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, config.output_proj_bias)
         self.dropout = Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
 

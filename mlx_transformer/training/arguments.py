@@ -62,6 +62,7 @@ class TrainArguments(TypedDict, total=False):
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"]
     gated: bool
     attention_bias: bool
+    attention_output_bias: bool | None
     query_key_norm: bool
     attention_scale: float | None
     window: int | None

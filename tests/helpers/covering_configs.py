@@ -37,6 +37,12 @@ BY_HAND: Factors = {
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
     "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
+    "attention biases": [
+        {},
+        dict(attention_bias=True),
+        dict(attention_bias=True, attention_output_bias=False),
+        dict(attention_output_bias=True),
+    ],
     "logit scale": [{}, dict(logit_scale=0.3)],
     "logit cap": [{}, dict(logit_cap=1.5)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],

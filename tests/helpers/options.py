@@ -28,7 +28,7 @@ Choice = tuple[int, ...]
 
 def options_of(of: type) -> dict[str, tuple[Any, ...]]:
     """{field: its values}"""
-    return {name: kind.choices for name, kind in field_types(of).items() if kind.choices}
+    return {name: (*kind.choices, *[None] * kind.optional) for name, kind in field_types(of).items() if kind.choices}
 
 
 OPTIONS = options_of(TransformerConfig)

@@ -19,7 +19,14 @@ NAMED = {
         positions="rotary", norm="rmsnorm", gated=True, activation="silu", norm_placement="pre", key_value_heads=2
     ),
     "odd widths": dict(
-        d_k=6, d_v=10, key_value_heads=1, attention_bias=True, output_bias=True, positions="learned", activation="gelu"
+        d_k=6,
+        d_v=10,
+        key_value_heads=1,
+        attention_bias=True,
+        attention_output_bias=False,
+        output_bias=True,
+        positions="learned",
+        activation="gelu",
     ),
     "two vocabularies": dict(
         tie_embeddings="target-output",
@@ -27,6 +34,7 @@ NAMED = {
         positions="sinusoidal_concat",
         activation="gelu_tanh",
         feed_forward_bias=False,
+        attention_output_bias=True,
         scale_embeddings=False,
     ),
     "untied": dict(

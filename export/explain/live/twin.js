@@ -24,7 +24,7 @@ const KNOWN = {
 const ANY = [
   'architecture', 'vocab_size', 'source_vocab_size', 'd_model', 'encoder_layers', 'decoder_layers', 'heads',
   'key_value_heads', 'd_k', 'd_v', 'd_ff', 'norm_epsilon', 'norm_bias', 'first_norm', 'gated', 'attention_bias',
-  'attention_scale', 'feed_forward_bias', 'output_bias', 'logit_scale', 'logit_cap', 'max_positions', 'first_position',
+  'attention_output_bias', 'attention_scale', 'feed_forward_bias', 'output_bias', 'logit_scale', 'logit_cap', 'max_positions', 'first_position',
   'rotary_base', 'relative_buckets', 'relative_distance', 'tie_embeddings', 'scale_embeddings', 'embedding_norm',
   'dropout', 'attention_dropout', 'activation_dropout', 'pad_id', 'bos_id', 'eos_id',
 ];

@@ -199,6 +199,7 @@ def _origin(files: MarianFiles, options: str, out: Path) -> str:
 
 FREE = ("max_positions", "dropout", "attention_dropout", "activation_dropout", "rotary_base")
 FREE += ("relative_buckets", "relative_distance", "attention_bias", "feed_forward_bias", "output_bias")
+FREE += ("attention_output_bias",)
 """Fields of our config that Marian's options don't have. Biases may be off in ours: they are written as zeros."""
 USE = "```sh\nmarian-decoder --models {} --vocabs {} --beam-size 4 < source.txt\n```"
 MARIAN = Kind("Marian folder", holds_marian, folder=True)
@@ -353,7 +354,8 @@ def _weights(opened: Checkpoint) -> dict[str, Any]:
     Raises `UserError` unless the embedding of the decoder's start token is zeros.
     """
     config = opened.config
-    full = dataclasses.replace(config, attention_bias=True, feed_forward_bias=True, output_bias=True)
+    biases = dict(attention_bias=True, attention_output_bias=None, feed_forward_bias=True, output_bias=True)
+    full = dataclasses.replace(config, **biases)
     weights: dict[str, Any] = opened.unread()
     for name in ("embedding.weight", "target_embedding.weight"):
         if name in weights and np.any(weights[name][config.bos_id]):
