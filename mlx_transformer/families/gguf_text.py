@@ -1,0 +1,284 @@
+"""The vocabulary in a GGUF's keys as the files that transformers has beside a model: tokenizer.json and its settings.
+
+Byte-level BPE has tokens and merges, and the name of the expression that cuts text before merging. SentencePiece's BPE
+has tokens and scores, of which the merges follow. Source: `llama-vocab.cpp` of llama.cpp, and the published files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.system.errors import UserError, shortened
+
+if TYPE_CHECKING:
+    from mlx_transformer.core.config import TransformerConfig
+
+KEYS = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
+MARK, BYTES = "\u2581", re.compile("<0x[0-9A-F]{2}>")
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = [rf"[^\r\n\p{{L}}\p{{N}}]?{parts}" for parts in (f"{UPPER}*{LOWER}+", f"{UPPER}+{LOWER}*")]
+REST_OF_CASED = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+GPT2: Sequence[str] = ()
+"""No expression: the component ByteLevel has it."""
+QWEN2 = (rf"{ENDINGS}{WORDS}|\p{{N}}{REST}",)
+THREE_DIGITS = (rf"{ENDINGS}{WORDS}|\p{{N}}{{1,3}}{REST}",)
+TEKKEN = (rf"{CASED[0]}|{CASED[1]}|\p{{N}}{REST_OF_CASED}",)
+GPT4O = (rf"{CASED[0]}{ENDINGS}?|{CASED[1]}{ENDINGS}?|\p{{N}}{{1,3}}{REST_OF_CASED}",)
+DIGITS = "digits"
+"""Each digit is apart, and then as GPT-2's."""
+CUT: dict[str, Sequence[str]] = {
+    **dict.fromkeys(("gpt-2", "olmo", "mellum", "exaone4"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "dbrx", "smaug-bpe"), THREE_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), QWEN2),
+    **dict.fromkeys(("gpt-4o",), GPT4O),
+    **dict.fromkeys(("tekken",), TEKKEN),
+    **dict.fromkeys(("hunyuan-dense", "deepseek-v3"), HUNYUAN),
+}
+"""{tokenizer.ggml.pre: the expressions by which text is cut, one after the other}"""
+STARTED = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
+"""Texts begin with the start token, unless the file says otherwise, and a whole word that is a token is one."""
+COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")
+"""Unicode's composed forms (NFC) are taken, as the published files say; llama.cpp leaves text as it is."""
+
+
+def text_files(pairs: Mapping[str, Any], where: str) -> tuple[dict[str, str], list[str]]:
+    """Return {name: text} of tokenizer.json, tokenizer_config.json and chat templates, and notes of what there isn't.
+
+    where: the file, for errors. Raises `UserError` for a vocabulary that contradicts itself or whose kind isn't read.
+    """
+    published = pairs.get("tokenizer.huggingface.json")
+    kind = pairs.get(f"{KEYS}model")
+    if kind is None and published is None:
+        return {}, ["no tokenizer (the file has none)"]
+    if kind not in ("gpt2", "llama"):
+        raise UserError(f"{where}: {KEYS}model is {kind!r:.60}; read are gpt2 and llama (SentencePiece's BPE)")
+    vocabulary = _Vocabulary(pairs, where)
+    texts = {"tokenizer.json": published if isinstance(published, str) else vocabulary.json(kind)}
+    texts["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles()})
+    for key, template in pairs.items():
+        name = key.removeprefix(f"{TEMPLATE}.")
+        if key == TEMPLATE and isinstance(template, str):
+            texts["chat_template.jinja"] = template
+        elif name != key and name.replace("_", "").replace("-", "").isalnum() and isinstance(template, str):
+            texts[f"additional_chat_templates/{name}.jinja"] = template
+    return texts, []
+
+
+def _json(values: Any) -> str:
+    return json.dumps(values, ensure_ascii=False) + "\n"
+
+
+class _Vocabulary:
+    def __init__(self, pairs: Mapping[str, Any], where: str):
+        self._pairs, self._where = pairs, where
+        self.tokens: list[str] = self._list("tokens")
+        self.ids, count = {token: id for id, token in enumerate(self.tokens)}, len(self.tokens)
+        types = pairs.get(f"{KEYS}token_type")
+        self.types: list[int] = [NORMAL] * count if types is None else self._list("token_type", count)
+        if len(self.ids) != count:
+            raise self._wrong("tokens has a token twice")
+
+    def _wrong(self, what: str) -> UserError:
+        return UserError(f"{self._where}: {KEYS}{what}: damaged; restore it from a copy")
+
+    def _list(self, key: str, count: int | None = None) -> list[Any]:
+        """The values of a key: strings, or as many numbers as there are tokens."""
+        values = self._pairs.get(f"{KEYS}{key}")
+        found = values.tolist() if isinstance(values, np.ndarray) else values
+        kinds = (str,) if count is None else (int, float)
+        if not isinstance(found, list) or not found or not all(type(value) in kinds for value in found):
+            raise self._wrong(f"{key} is no list of {'strings' if count is None else 'numbers'}")
+        if count is not None and len(found) != count:
+            raise self._wrong(f"{key} has {len(found)} values for {count} tokens")
+        return found
+
+    def id_of(self, role: str) -> int | None:
+        id = self._pairs.get(f"{KEYS}{role}_token_id")
+        if id is None:
+            return None
+        if type(id) is not int or not 0 <= id < len(self.tokens):
+            raise self._wrong(f"{role}_token_id is {id!r:.40}, and there are {len(self.tokens)} tokens")
+        return id
+
+    def roles(self) -> dict[str, Any]:
+        """Tokens by their roles in tokenizer_config.json."""
+        names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+        ids = {f"{theirs}_token": self.id_of(ours) for theirs, ours in names.items()}
+        return {role: self.tokens[id] for role, id in ids.items() if id is not None}
+
+    def json(self, kind: str) -> str:
+        """The text of tokenizer.json."""
+        parts = self._byte_level() if kind == "gpt2" else self._pieces()
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        added = [
+            {"id": id, "content": token, **flags, "special": kind != USER_DEFINED}
+            for id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+        ]
+        return _json({"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts})
+
+    def _model(self, merges: list[list[str]], **more: Any) -> dict[str, Any]:
+        model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
+        model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+        return {**model, **more, "vocab": self.ids, "merges": merges}
+
+    def _ends(self, before: bool) -> dict[str, Any] | None:
+        """What stands before and behind a text. before: whether the start token does where the file is silent."""
+        single: list[Any] = [{"Sequence": {"id": "A", "type_id": 0}}]
+        pair: list[Any] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+        special = {}
+        for role, wanted in (("bos", before), ("eos", False)):
+            id = self.id_of(role)
+            if id is None or self._pairs.get(f"{KEYS}add_{role}_token", wanted) is not True:
+                continue
+            token = self.tokens[id]
+            special[token] = {"id": token, "ids": [id], "tokens": [token]}
+            entry = [{"SpecialToken": {"id": token, "type_id": 0}}]
+            single, pair = (entry + x if role == "bos" else x + entry for x in (single, pair))
+        if not special:
+            return None
+        return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+    def _byte_level(self) -> dict[str, Any]:
+        pre = self._pairs.get(f"{KEYS}pre", "default")
+        if pre not in list(CUT):
+            raise UserError(
+                f"{self._where}: {KEYS}pre is {pre!r:.60}, a way to cut text that isn't read; {', '.join(CUT)} are"
+            )
+        merges = [pair.split(" ") for pair in self._list("merges")]
+        if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
+            raise self._wrong(f"merges: {shortened(wrong[0], 40)!r} is no pair of tokens")
+        known, space = self.ids, self._pairs.get(f"{KEYS}add_space_prefix") is True
+        if unknown := [pair for pair in merges if not {*pair, "".join(pair)} <= known.keys()]:
+            raise self._wrong(f"merges: {shortened(' '.join(unknown[0]), 40)!r} are no tokens")
+        byte_level = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": False}
+        cut: list[Any] = (
+            [{"type": "Digits", "individual_digits": True}]
+            if CUT[pre] == DIGITS
+            else [
+                {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+                for each in CUT[pre]
+            ]
+        )
+        cut.append({**byte_level, "use_regex": CUT[pre] in (GPT2, DIGITS)})
+        return {
+            "normalizer": {"type": "NFC"} if pre in COMPOSED else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cut} if len(cut) > 1 else cut[0],
+            "post_processor": self._ends(pre in STARTED) or {**byte_level, "trim_offsets": False},
+            "decoder": {**byte_level, "use_regex": True},
+            "model": self._model(merges, ignore_merges=pre in STARTED),
+        }
+
+    def _pieces(self) -> dict[str, Any]:
+        prefix = self._pairs.get(f"{KEYS}add_space_prefix", True) is True
+        first = [{"type": "Prepend", "prepend": MARK}] if prefix else []
+        back: list[Any] = [{"type": "Replace", "pattern": {"String": MARK}, "content": " "}]
+        back += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+        back += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+        unknown = self.id_of("unknown")
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [*first, SPACES]},
+            "pre_tokenizer": None,
+            "post_processor": self._ends(True),
+            "decoder": {"type": "Sequence", "decoders": back},
+            "model": self._model(
+                _merges(self.tokens, self.types, self._list("scores", len(self.tokens))),
+                unk_token=None if unknown is None else self.tokens[unknown],
+                fuse_unk=True,
+                byte_fallback=True,
+            ),
+        }
+
+
+def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+    """Every pair of pieces that makes a piece, the best scored first; of one score in the order of `transformers`."""
+    ids = {token: id for id, token in enumerate(tokens) if types[id] in (NORMAL, UNUSED)}
+    pairs = [
+        (-scores[id], -i, i - len(token), id, ids[token[:i]], ids[token[i:]])
+        for token, id in ids.items()
+        for i in range(1, len(token))
+        if token[:i] in ids and token[i:] in ids
+    ]
+    return [[tokens[left], tokens[right]] for *_, left, right in sorted(pairs)]
+
+
+def text_keys(text: str, config: TransformerConfig, where: Path) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a tokenizer.json, or those of a file without a vocabulary and a note of the reason."""
+    values = json.loads(text)
+    model = values["model"]
+    vocabulary, ids = model.get("vocab"), {"bos": config.bos_id, "eos": config.eos_id, "padding": config.pad_id}
+    before = _parts(values.get("pre_tokenizer"), "pretokenizers")
+    after = _parts(values.get("normalizer"), "normalizers")
+    pieces = after[-1:] == [SPACES] and not before
+    pre = None if pieces else _name_of_cut(before, model.get("ignore_merges") is True)
+    if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or (pre is None and not pieces):
+        return {f"{KEYS}model": "no_vocab"}, ["no tokenizer (llama.cpp has no such way to cut text)"]
+    tokens = [f"[PAD{id}]" for id in range(config.vocab_size)]
+    types = np.full(len(tokens), UNUSED, np.int32)
+    for token, id in vocabulary.items():
+        tokens[id], types[id] = token, BYTE if pieces and BYTES.fullmatch(token) else NORMAL
+    for entry in values.get("added_tokens") or ():
+        id, content = entry["id"], entry["content"]
+        tokens[id], types[id] = content, CONTROL if entry.get("special") else USER_DEFINED
+    unknown = vocabulary.get(model.get("unk_token"))
+    if unknown is not None:
+        ids["unknown"], types[unknown] = unknown, UNKNOWN if pieces else types[unknown]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    pairs: dict[str, Any] = {f"{KEYS}model": "llama" if pieces else "gpt2", f"{KEYS}pre": pre or "default"}
+    pairs |= {f"{KEYS}tokens": tokens, f"{KEYS}token_type": types}
+    if pieces:
+        pairs[f"{KEYS}scores"] = _scores(tokens, merges)
+    else:
+        pairs[f"{KEYS}merges"] = merges
+    pairs |= {f"{KEYS}{role}_token_id": id for role, id in ids.items()}
+    ends = json.dumps(values.get("post_processor"))
+    pairs |= {f"{KEYS}add_{role}_token": json.dumps(tokens[ids[role]]) in ends for role in ("bos", "eos")}
+    prefix = len(after) > 1 if pieces else before[-1].get("add_prefix_space") is True
+    return pairs | {f"{KEYS}add_space_prefix": prefix}, []
+
+
+def _parts(component: Any, inside: str) -> list[Any]:
+    """The components of a sequence, or the one."""
+    if not isinstance(component, dict):
+        return []
+    return component[inside] if component.get("type") == "Sequence" else [component]
+
+
+def _name_of_cut(parts: Sequence[Mapping[str, Any]], whole: bool) -> str | None:
+    """llama.cpp's name of a way to cut text. whole: whether a word that is a token is one."""
+    if not parts or parts[-1].get("type") != "ByteLevel":
+        return None
+    kinds = [part.get("type") for part in parts[:-1]]
+    expressions = tuple((part.get("pattern") or {}).get("Regex") for part in parts[:-1])
+    cut = DIGITS if kinds == ["Digits"] and parts[0].get("individual_digits") else expressions
+    if (cut in (GPT2, DIGITS)) != (parts[-1].get("use_regex", True) is True):
+        return None
+    return next((name for name, each in CUT.items() if each == cut and (name in STARTED) == whole), None)
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[str]) -> NDArray[np.float32]:
+    """Of a piece that merges make, minus the rank of the first one; of others 0."""
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(merges, 1):
+        ranks.setdefault(pair.replace(" ", ""), rank)
+    return np.array([-float(ranks.get(token, 0)) for token in tokens], np.float32)

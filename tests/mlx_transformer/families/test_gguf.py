@@ -1,0 +1,210 @@
+"""GGUF files as folders of transformers: names, keys, the order of rows, integers, and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+
+from mlx_transformer.core.quantization import KEY, Scheme
+from mlx_transformer.families.gguf import ARCHITECTURES, halves, read_gguf_model
+from mlx_transformer.families.gguf_text import text_files
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.gguf_files import read_gguf, write_gguf
+
+WORDS = {"tokenizer.ggml.model": "no_vocab"}
+SIZES = {"embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "attention.head_count": 4}
+SIZES |= {"attention.head_count_kv": 2, "context_length": 128, "attention.layer_norm_rms_epsilon": 1e-5}
+
+
+@pytest.fixture
+def text_pairs() -> dict:
+    """A byte-level vocabulary: letters of bytes, two merges, and tokens of other kinds."""
+    letters = [*tokenizers.pre_tokenizers.ByteLevel.alphabet()]
+    tokens = ["<|end|>", *sorted(letters), "he", "hel", "<tool>"]
+    types = np.array([3, *[1] * 258, 4], np.int32)
+    keys = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "token_type": types, "merges": ["h e", "he l"]}
+    return {f"tokenizer.ggml.{key}": value for key, value in {**keys, "eos_token_id": 0, "bos_token_id": 0}.items()}
+
+
+def model(tmp_path, name="llama", keys=None, tensors=None, text=None, **changed):
+    """Write and read a file of two layers. changed: keys behind the architecture's name; None: without."""
+    own = {key: value for key, value in {**SIZES, **(keys or {}), **changed}.items() if value is not None}
+    pairs = {"general.architecture": name} | {f"{name}.{key}": value for key, value in own.items()} | (text or {})
+    embedding = np.arange(10 * 64, dtype=np.float32).reshape(10, 64)
+    arrays = {"token_embd.weight": (embedding, "F32"), **(tensors or {})}
+    write_gguf(tmp_path / "x.gguf", pairs, arrays)
+    return read_gguf_model(tmp_path / "x.gguf")
+
+
+def test_queries_and_keys_get_their_rows_back(tmp_path, text_pairs):
+    """The inverse of llama.cpp's converter: W.reshape(h, 2, r / 2, ...).swapaxes(1, 2); on integers too."""
+    query, key = (
+        np.random.default_rng(i).standard_normal((rows, 64)).astype(np.float32) for i, rows in ((0, 64), (1, 32))
+    )
+
+    def turned(array, heads):
+        return array.reshape(heads, 2, -1, 64).swapaxes(1, 2).reshape(array.shape)
+
+    bias = np.arange(64, dtype=np.float32)
+    stored = {"blk.1.attn_q.weight": (turned(query, 4), "Q8_0"), "blk.1.attn_k.weight": (turned(key, 2), "F32")}
+    stored["blk.1.attn_q.bias"] = turned(bias[:, None].repeat(64, 1), 4)[:, 0], "F32"
+    found = model(tmp_path, tensors=stored, text=text_pairs).published.tensors
+    np.testing.assert_array_equal(found["model.layers.1.self_attn.k_proj.weight"], key)
+    np.testing.assert_array_equal(found["model.layers.1.self_attn.q_proj.bias"], bias)
+    name = "model.layers.1.self_attn.q_proj"
+    sixteen = [found[f"{name}.{part}"] for part in ("scales", "biases")]
+    assert {array.dtype for array in sixteen} == {np.dtype(np.float16)}
+    wide = {
+        f"{name}.{part}": array.astype(np.float32) for part, array in zip(("scales", "biases"), sixteen, strict=True)
+    }
+    packed = Scheme(32, 8).packed(f"{name}.weight", {**found, **wide})
+    as_stored = np.asarray(read_gguf(tmp_path / "x.gguf").tensors["blk.1.attn_q.weight"].stored())
+    np.testing.assert_array_equal(turned(packed.dequantised(), 4), as_stored)
+
+
+def test_other_architectures_keep_their_rows(tmp_path):
+    query = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    assert not np.array_equal(halves(64, 4), np.arange(64))
+    found = model(tmp_path, "qwen2", tensors={"blk.0.attn_q.weight": (query, "F32")}).published.tensors
+    np.testing.assert_array_equal(found["model.layers.0.self_attn.q_proj.weight"], query)
+
+
+def test_scales_that_are_no_halves_are_float32(tmp_path):
+    """A bias of -128 d overflows where d is 600."""
+    weights = np.full((2, 32), 600 * 127.0, np.float32)
+    found = model(tmp_path, tensors={"output.weight": (weights, "Q8_0")}).published
+    assert found.tensors["lm_head.biases"].dtype == np.float32
+    packed = Scheme(32, 8).packed("lm_head.weight", found.tensors)
+    np.testing.assert_array_equal(packed.dequantised(), weights)
+    assert found.config[KEY] == {"group_size": 32, "bits": 8, "mode": "affine"}
+
+
+SAME = {"num_hidden_layers": 2, "rms_norm_eps": 1e-5, "vocab_size": 10, "tie_word_embeddings": True, "head_dim": 16}
+SLIDING = ["sliding_attention", "full_attention"]
+CONFIGS = [
+    ("llama", {}, {**SAME, "model_type": "llama", "num_key_value_heads": 2, "rope_theta": 1e4, "bos_token_id": None}),
+    ("llama", {"attention.head_count_kv": None}, {"num_key_value_heads": 4}),
+    ("llama", {"attention.head_count_kv": np.array([2, 2], np.int32)}, {"num_key_value_heads": 2}),
+    ("llama", {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24}),
+    ("llama", {"rope.freq_base": 500000.0, "expert_count": 0}, {"rope_theta": 500000.0}),
+    ("phi3", {"rope.dimension_count": 12}, {"partial_rotary_factor": 0.75}),
+    ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32},
+     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    ("gemma3", {"attention.sliding_window": 7, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+     {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 10000.0, "sliding_window": 7}),
+    ("gemma3", {"rope.freq_base_swa": 20000.0, "attention.sliding_window_pattern": np.array([True, False])},
+     {"layer_types": SLIDING, "rope_local_base_freq": 20000.0, "query_pre_attn_scalar": 16}),
+    ("gemma3", {"block_count": 62}, {"layer_types": ([SLIDING[0]] * 5 + SLIDING[1:]) * 10 + [SLIDING[0]] * 2}),
+    ("gemma3", {"block_count": 62, "attention.key_length": 24, "attention.value_length": 24},
+     {"query_pre_attn_scalar": 16, "model_type": "gemma3_text"}),
+    ("gemma2", {"attn_logit_softcapping": 50.0, "attention.sliding_window": 7},
+     {"attn_logit_softcapping": 50.0, "layer_types": SLIDING, "hidden_activation": "gelu_pytorch_tanh"}),
+    ("granite", {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.0156, "logit_scale": 8.0},
+     {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}),
+    ("smollm3", {}, {"no_rope_layer_interval": 4}),
+    ("gpt2", {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+     | {"attention.head_count_kv": None},
+     {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 128, "layer_norm_epsilon": 1e-5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "keys", "expected"), CONFIGS)
+def test_keys_become_those_of_config_json(name, keys, expected, tmp_path):
+    config = model(tmp_path, name, keys).published.config
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_tables_of_frequencies_belong_to_the_config(tmp_path):
+    table = {"rope_freqs.weight": (np.array([1, 1.1, 8], np.float32), "F32")}
+    found = model(tmp_path, tensors=table).published
+    assert found.config["rope_scaling"] == {"rope_type": "divisors", "divisors": [1.0, 1.1, 8.0]}
+    assert list(found.tensors) == ["model.embed_tokens.weight"]
+    table = {
+        f"rope_factors_{n}.weight": (np.array([1.5, i], np.float32), "F32") for i, n in enumerate(("short", "long"))
+    }
+    for factor in (1.25, 1.0):  # sqrt(1 + ln(128 / 8) / ln 8) is 1.527525
+        attention = {"rope.scaling.original_context_length": 8, "rope.scaling.attn_factor": factor * 1.5275252}
+        config = model(tmp_path, "phi3", attention, table).published.config
+        scaling = {"rope_type": "longrope", "short_factor": [1.5, 0.0], "long_factor": [1.5, 1.0]}
+        scaling |= {"attention_factor": 1.9094065} if factor > 1 else {}
+        assert config["rope_scaling"] == scaling
+        assert config["original_max_position_embeddings"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [
+        ("mamba", {}, "general.architecture is 'mamba'"),
+        ("llama", {"expert_count": 8}, "llama.expert_count=8 isn't read"),
+        (
+            "llama",
+            {"attention.head_count": np.array([4, 8], np.int32)},
+            "llama.attention.head_count has several values",
+        ),
+        ("llama", {"attention.value_length": 8}, "value_length is 8, and keys have 16"),
+        (
+            "llama",
+            {"embedding_length": None, "block_count": 0},
+            "embedding_length is None, no size; .*block_count is 0",
+        ),
+        ("llama", {"embedding_length": "wide"}, "embedding_length is 'wide', no number"),
+        ("gemma3", {"attention.sliding_window_pattern": "no"}, "pattern is 'no', no period"),
+    ],
+)
+def test_what_is_not_read_is_named(name, keys, expected, tmp_path):
+    with pytest.raises(UserError, match=expected):
+        model(tmp_path, name, keys)
+
+
+def test_every_tensor_has_a_place(tmp_path):
+    """A name that nobody knows keeps its own, for the family to name."""
+    arrays = {f"blk.0.{part}.weight": (np.zeros(4, np.float32), "F32") for part in ("ffn_norm", "attn_sinks")}
+    names = [*model(tmp_path, "gemma2", tensors=arrays).published.tensors]
+    assert names[1:] == ["model.layers.0.pre_feedforward_layernorm.weight", "blk.0.attn_sinks.weight"]
+    assert {each.layers for each in ARCHITECTURES.values()} == {"model.layers", "transformer.h"}
+
+
+def test_a_vocabulary_of_bytes(text_pairs):
+    texts, notes = text_files({**text_pairs, "tokenizer.chat_template": "{{ x }}"}, "x.gguf")
+    assert notes == []
+    assert texts["chat_template.jinja"] == "{{ x }}"
+    assert json.loads(texts["tokenizer_config.json"])["eos_token"] == "<|end|>"
+    made = tokenizers.Tokenizer.from_str(texts["tokenizer.json"])
+    assert made.encode("hello 12<tool><|end|>").tokens == ["hel", "l", "o", "Ġ", "1", "2", "<tool>", "<|end|>"]
+    assert made.encode("e\u0301").tokens == ["Ã", "©"]  # composed, as Qwen's own file says
+
+
+def test_pieces_with_scores():
+    """Of two ways to merge, the piece of the better score; bytes for letters that no piece has."""
+    tokens = ["<unk>", "<s>", "▁", "a", "b", "c", "ab", "bc", "▁a", "<0xC3>", "<0xA9>"]
+    keys = {"model": "llama", "tokens": tokens, "token_type": np.array([2, 3, *[1] * 7, 6, 6], np.int32)}
+    keys |= {"scores": np.array([0, 0, -1, -2, -3, -4, -9, -5, -7, 0, 0], np.float32), "unknown_token_id": 0}
+    pairs = {f"tokenizer.ggml.{key}": value for key, value in {**keys, "bos_token_id": 1}.items()}
+    made = tokenizers.Tokenizer.from_str(text_files(pairs, "x")[0]["tokenizer.json"])
+    assert made.encode("abc é").tokens == ["<s>", "▁a", "bc", "▁", "<0xC3>", "<0xA9>"]
+    assert made.decode(made.encode("abc é").ids) == "abc é"
+    pairs |= {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False}
+    made = tokenizers.Tokenizer.from_str(text_files(pairs, "x")[0]["tokenizer.json"])
+    assert made.encode("abc").tokens == ["a", "bc"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"pre": "superbpe"}, "pre is 'superbpe', a way to cut text that isn't read"),
+        ({"model": "rwkv"}, "model is 'rwkv'; read are gpt2 and llama"),
+        ({"tokens": ["a", "a", "b"], "token_type": np.ones(3, np.int32)}, "tokens has a token twice"),
+        ({"token_type": np.ones(3, np.int32)}, "token_type has 3 values for 260 tokens"),
+        ({"tokens": None}, "tokens is no list of strings"),
+        ({"merges": ["h"]}, "merges: 'h' is no pair"),
+        ({"merges": ["h zz"]}, "merges: 'h zz' are no tokens"),
+        ({"eos_token_id": 260}, "eos_token_id is 260, and there are 260 tokens"),
+    ],
+)
+def test_a_vocabulary_that_is_not_read(changed, expected, text_pairs):
+    pairs = text_pairs | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
+    with pytest.raises(UserError, match=expected):
+        text_files(pairs, "x.gguf")
