@@ -1,5 +1,5 @@
-"""The commands that convert checkpoints: import, to-huggingface, to-marian, quantize, merge, shortlist, push and
-distil.
+"""The commands that convert checkpoints: import, to-huggingface, to-peft, to-marian, quantize, merge, shortlist, push
+and distil.
 
 `distil` trains a small model on a large one's translations, for Marian's engines. It writes
 
@@ -77,6 +77,25 @@ def to_huggingface_command(
     written = to_huggingface(checkpoint, out, force=force)
     note = "" if pads_either_side(written) else "; pad its inputs on the right"
     print(f"{written}: written{note}")
+
+
+def to_peft_command(
+    base: Annotated[Path, Argument(help="Checkpoint that the adapter was trained from.", check=check_there)],
+    adapter: Annotated[Path, Argument(help="Folder of the adapter, or of the run that trained it.", check=check_there)],
+    out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
+    name: Annotated[
+        str | None,
+        Option("--base", help="Published model that PEFT shall load.", show_default="what BASE was imported from"),
+    ] = None,
+    rslora: Annotated[
+        bool, Option("--rslora", help="Write alpha as rsLoRA counts it; the result is the same.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Write an adapter in the format of PEFT, for a published model in `transformers`."""
+    from mlx_transformer.convert import to_peft
+
+    print(f"{to_peft(base, adapter, out, name, rslora, force)}: written")
 
 
 def to_marian_command(
@@ -210,8 +229,19 @@ def quantize(
 
 
 def merge(
-    base: Annotated[Path, Argument(help="Checkpoint that the adapter was trained from.", check=check_there)],
-    adapter: Annotated[Path, Argument(help="Folder of the adapter, or of the run that trained it.", check=check_there)],
+    base: Annotated[
+        Path,
+        Argument(help="Checkpoint or published model that the adapter was trained from.", check=check_there),
+    ],
+    adapter: Annotated[
+        Path | None,
+        Argument(
+            help="Folder of the adapter, also of PEFT's, or of the run that trained it. An adapter of PEFT may stand "
+            "alone: it names its base.",
+            check=check_there,
+        ),
+    ] = None,
+    *,
     out: Annotated[Path, Option("--out", "-o", help="Checkpoint folder to write, new or empty.")],
     requantize: Annotated[
         bool, Option("--requantize", help="Round BASE's integer matrices to integers again after merging.")
@@ -222,8 +252,19 @@ def merge(
     force: Force = False,
 ) -> None:
     """Merge an adapter into its base: a float32 checkpoint that every other command reads."""
+    from mlx_transformer.convert import import_huggingface
     from mlx_transformer.convert.merge import keep_adapter, merge_adapter
+    from mlx_transformer.core.checkpoint import CHECKPOINT
+    from mlx_transformer.core.outputs import claim
+    from mlx_transformer.families.hub import find_model
 
+    if adapter is None:
+        output = claim(out, CHECKPOINT, force, base)
+        if keep or requantize or Place.of(base).what != "a PEFT adapter":
+            raise UserError(f"{base}: give BASE and ADAPTER; one of PEFT alone is merged into the base that it names")
+        print("; ".join([f"{out}: merged", *import_huggingface(base, output)]))
+        return
+    base = find_model(base).folder
     if keep and requantize:
         raise UserError("--keep-adapter leaves the integers that --requantize makes anew: give one of them")
     if keep:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from mlx_transformer.families.conversion import import_huggingface as import_huggingface
     from mlx_transformer.families.conversion import pads_either_side as pads_either_side
     from mlx_transformer.families.conversion import to_huggingface as to_huggingface
+    from mlx_transformer.families.conversion import to_peft as to_peft
     from mlx_transformer.families.marian_files.conversion import import_marian as import_marian
     from mlx_transformer.families.marian_files.conversion import to_marian as to_marian
 else:
@@ -18,6 +19,7 @@ else:
             "import_huggingface": "mlx_transformer.families.conversion",
             "pads_either_side": "mlx_transformer.families.conversion",
             "to_huggingface": "mlx_transformer.families.conversion",
+            "to_peft": "mlx_transformer.families.conversion",
             "import_marian": "mlx_transformer.families.marian_files.conversion",
             "to_marian": "mlx_transformer.families.marian_files.conversion",
         },

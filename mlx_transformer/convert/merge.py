@@ -22,8 +22,10 @@ from mlx_transformer.core.checkpoint import (
     weights_digest,
 )
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.tokenizer_files import NAMES
+from mlx_transformer.families.conversion import as_checkpoint, with_peft
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.nn.quantize import quantized
 from mlx_transformer.runtime.transformer import Transformer
@@ -65,28 +67,32 @@ def merge_adapter(
 ) -> Rounding | None:
     """Merge an adapter into its base; write a checkpoint with tokenizer, in float32 even if the base is quantised.
 
+    base: a checkpoint, or a published model's folder. adapter: ours, or one of PEFT.
     requantize: quantise merged matrices again if they are quantised in the base, by the same schemes, and return the
     cost. Quantised matrices without an adapter keep their integers.
     out: new or empty, or with `force` another checkpoint, which is replaced. Raises `UserError` if the adapter is
     damaged or was trained from other weights.
     """
-    output, opened, delta = _opened(base, adapter, out, force)
-    text = checked_tokenizer(opened)
-    merged = {name: delta.merged(name, weight) for name, weight in opened.tensors()}
-    own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)
-    if not requantize:
-        save_checkpoint(output, opened.config, merged, text, **own)
-        return None
-    _check_quantised(replace(opened, adapter=delta), "none can be rounded again: leave out --requantize")
-    stored, rounded = _rounded(opened, delta, merged)
-    save_checkpoint(output, opened.config, stored, text, quantization=opened.quantization, **own)
-    was = {name: opened.tensor(name) for name in rounded}
+    output = _claimed(base, adapter, out, force)
+    with as_checkpoint(base) as folder:
+        opened = open_checkpoint(folder).base
+        text = checked_tokenizer(opened)
+        config, merged, changed = _merged(opened, Path(adapter))
+        own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)
+        if not requantize:
+            save_checkpoint(output, config, merged, text, **own)
+            return None
+        if changed.isdisjoint(opened.quantization):
+            raise _none_quantised(opened, "none can be rounded again: leave out --requantize")
+        stored, rounded = _rounded(opened, changed, merged)
+        save_checkpoint(output, config, stored, text, quantization=opened.quantization, **own)
+        was = {name: opened.tensor(name) for name in rounded}
     exact = {name: merged[name] for name in rounded}
     models = [
-        Transformer.from_weights(opened.config, merged),
-        Transformer.from_weights(opened.config, stored, opened.quantization),
+        Transformer.from_weights(config, merged),
+        Transformer.from_weights(config, stored, opened.quantization),
     ]
-    logits, others = (_logits(model, opened.config) for model in models)
+    logits, others = (_logits(model, config) for model in models)
     size = _rms(exact)
     error, change = (_rms({n: other[n] - exact[n] for n in exact}) / size for other in (rounded, was))
     return Rounding(len(exact), error, change, float(np.abs(logits - others).max()), float(logits.std()))
@@ -98,10 +104,13 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
     Returns a description, e.g. "lora of rank 8 beside 12 matrices of integers: 5.1 MB and 0.2 MB". `out` and errors: as
     for `merge_adapter`; also `UserError` if the adapter changes no quantised matrix.
     """
-    output, opened, change = _opened(base, adapter, out, force)
+    output = _claimed(base, adapter, out, force)
+    opened = open_checkpoint(base).base
+    change = _fitting(opened, Path(adapter))
     checked_tokenizer(opened)  # raises UserError if it is damaged
     together = replace(opened, adapter=change)
-    _check_quantised(together, "merging it rounds nothing: leave out --keep-adapter")
+    if not together.adapted_integers:
+        raise _none_quantised(opened, "merging it rounds nothing: leave out --keep-adapter")
     with replace_folder(output) as temporary:
         beside = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["texts"]
         for name in (CONFIG, WEIGHTS, *NAMES, *(beside.keys() | {SETTINGS}) - {CARD}):
@@ -116,33 +125,41 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
     return f"{change.config.kind} of rank {change.config.rank} beside {integers} matrices of integers: {megabytes}"
 
 
-def _opened(base: str | Path, adapter: str | Path, out: Target, force: bool) -> tuple[Output, Checkpoint, Adapter]:
-    """Claim `out`; open the base (without an adapter of its own) and the adapter, and check that they fit."""
-    output = claim(out, CHECKPOINT, force, resolve(base), Path(adapter))
-    opened = open_checkpoint(base).base
-    change = read_adapter(adapter)
-    if change.config.base != (digest := weights_digest(opened.folder)):
-        raise UserError(
-            f"{adapter}: belongs to weights of SHA-256 {change.config.base[:12]}..., those of {opened.folder} have "
-            f"{digest[:12]}...; give the checkpoint that it was trained from"
-        )
-    change.check_fits(opened.config, str(adapter))
-    return output, opened, change
+def _claimed(base: str | Path, adapter: str | Path, out: Target, force: bool) -> Output:
+    folder = Path(base) if Place.of(base).is_importable else resolve(base)
+    return claim(out, CHECKPOINT, force, folder, Path(adapter))
 
 
-def _check_quantised(checkpoint: Checkpoint, advice: str) -> None:
-    if not checkpoint.adapted_integers:
-        raise UserError(f"{checkpoint.folder}: no matrix that the adapter changes is quantised; {advice}")
+def _fitting(base: Checkpoint, path: Path) -> Adapter:
+    """Read an adapter of ours, and check that it was trained from this base."""
+    change = read_adapter(path)
+    change.check_base(base.folder, weights_digest(base.folder), str(path))
+    change.check_fits(base.config, str(path))
+    return change
 
 
-def _rounded(base: Checkpoint, adapter: Adapter, merged: Weights) -> tuple[Weights, Weights]:
+def _merged(base: Checkpoint, path: Path) -> tuple[TransformerConfig, Weights, set[str]]:
+    """Return the merged model's config and weights, and the names of the matrices that the adapter changes."""
+    if Place.of(path).what == "a PEFT adapter":
+        config, weights = with_peft(path, base.config, dict(base.tensors()), base.folder)
+        return config, weights, {n for n in base.quantization if not np.array_equal(weights[n], base.tensor(n))}
+    change = _fitting(base, path)
+    weights = {name: change.merged(name, weight) for name, weight in base.tensors()}
+    return base.config, weights, {f"{path}.weight" for path in change.config.targets}
+
+
+def _none_quantised(checkpoint: Checkpoint, advice: str) -> UserError:
+    return UserError(f"{checkpoint.folder}: no matrix that the adapter changes is quantised; {advice}")
+
+
+def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weights, Weights]:
     """(all tensors to store, the dequantised values of the matrices that were quantised again)"""
-    stored, values = dict(base.stored()), Weights()
-    for path in adapter.config.targets:
-        name = f"{path}.weight"
-        if name not in base.quantization:
-            stored[name] = merged[name]
-            continue
+    integers = changed & base.quantization.keys()
+    kept = {part for name in base.quantization.keys() - integers for part in tensors_of(name)}
+    stored = {name: array for name, array in base.stored() if name in kept}
+    stored |= {name: array for name, array in merged.items() if name not in base.quantization}
+    values = Weights()
+    for name in sorted(integers):
         scheme = base.quantization[name]
         packed = quantized(merged[name], scheme)
         stored |= packed.tensors(name)

@@ -130,6 +130,14 @@ class Adapter:
         a, b, magnitude = (self.arrays.get(f"{path}.{part}") for part in (A, B, MAGNITUDE))
         return None if a is None or b is None else WeightDelta(self.config.factor, a, b, magnitude)
 
+    def check_base(self, folder: Path, digest: str, where: str) -> None:
+        """Raise `UserError` if the adapter was trained from other weights than those of a folder, of this SHA-256."""
+        if self.config.base != digest:
+            raise UserError(
+                f"{where}: belongs to weights of SHA-256 {self.config.base[:12]}..., those of {folder} have "
+                f"{digest[:12]}...; give the checkpoint that it was trained from"
+            )
+
     def check_fits(self, config: TransformerConfig, where: str) -> None:
         """Raise `UserError` if an array is missing, unknown, or of the wrong shape for the model. where: the file named
         in the message."""

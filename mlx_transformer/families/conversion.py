@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlx_transformer.core.card import begin_card, carried, front_matter, keys_of
+from mlx_transformer.core.adapter import read_adapter
+from mlx_transformer.core.card import begin_card, carried, first_lines, front_matter, keys_of, put_card
 from mlx_transformer.core.checkpoint import (
     CHECKPOINT,
     CONFIG,
@@ -21,29 +23,33 @@ from mlx_transformer.core.checkpoint import (
     open_checkpoint,
     resolve,
     save_checkpoint,
+    weights_digest,
 )
 from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
-from mlx_transformer.core.outputs import claim
+from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import is_unbounded
 from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.core.positions import reordered
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
-from mlx_transformer.system.durable import Target
+from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import optional_object, read_json, read_object
 from mlx_transformer.system.manifest import CARD
+from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
 from .encoder_text import lower_cased
-from .engine import exported, imported
+from .engine import Published, channel_order, differences, exported, imported
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
 from .languages import OF_LANGUAGES
-from .peft import read_peft
+from .peft import WEIGHTS as PEFT_WEIGHTS
+from .peft import peft_files, read_peft
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
@@ -194,6 +200,77 @@ def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = Non
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
     return write_folder(output, opened.config, config, weights, tokenizer, settings, card, embedding)
+
+
+def with_peft(
+    path: Path, config: TransformerConfig, tensors: Mapping[str, Any], where: Path
+) -> tuple[TransformerConfig, dict[str, Any]]:
+    """A model of ours with an adapter of PEFT, computed as its family has it.
+
+    path: the adapter's folder. where: our model's, for errors. Raises `UserError` if no family that has such a model
+    has the adapter's matrices.
+    """
+    adapter, refusals = read_peft(path), list[UserError]()
+    assert adapter is not None
+    for family in FAMILIES.values():
+        if differences(family, config):
+            continue
+        try:
+            theirs, arrays = exported(family, config, tensors.items(), where)
+            changed, weights = imported(family, adapter.applied(Published(where, theirs, {}, arrays), family)[0])
+        except UserError as error:
+            refusals.append(error)
+            continue
+        if (order := channel_order(family, config)) is not None:
+            changed, weights = replace(changed, positions=config.positions), reordered(weights, np.argsort(order))
+        return changed, weights
+    raise refusals[0] if refusals else UserError(f"{where}: no family of published models has such a model")
+
+
+PEFT = Kind("PEFT adapter", lambda folder: Place.of(folder).what == "a PEFT adapter", folder=True)
+
+
+def to_peft(
+    base: str | Path,
+    adapter: str | Path,
+    out: Target,
+    name: str | None = None,
+    rank_stabilized: bool = False,
+    force: bool = False,
+) -> Path:
+    """Write an adapter of ours as PEFT reads it, for the published model that the base was imported from.
+
+    base: the checkpoint that the adapter was trained from. name: of the published model, a folder or ORG/NAME; default:
+    what the base was imported from. rank_stabilized: in rsLoRA's form, which computes the same. Raises `UserError` if
+    the adapter belongs to other weights, and if the published model can't be found or is another.
+    """
+    output = claim(out, PEFT, force, resolve(base), Path(adapter))
+    opened, change = open_checkpoint(base).base, read_adapter(adapter)
+    change.check_base(opened.folder, weights_digest(opened.folder), str(adapter))
+    change.check_fits(opened.config, str(adapter))
+    origin = optional_object(opened.folder / ORIGIN)
+    if name is None and (name := origin.get("repository")) is None and isinstance(place := origin.get("place"), str):
+        name = os.path.normpath(opened.folder.resolve() / place)
+    if not name:
+        raise UserError(f"{opened.folder}: wasn't imported; --base NAME says which published model the adapter is for")
+    theirs = read_object(find_model(name).folder / CONFIG)  # DistilBERT's config of ours may be BERT's as well
+    if (family := FAMILIES.get(str(theirs.get("model_type")))) is None:
+        raise UserError(f"{name}: is no published model of a family that is known here")
+    if reasons := differences(family, opened.config):
+        raise UserError(f"{opened.folder}: {family.name} has no such model: {first_of(reasons)}")
+    config, tensors = peft_files(change, family, opened.config, opened.unread(), rank_stabilized)
+    config |= {
+        "base_model_name_or_path": name,
+        "revision": origin.get("revision") if origin.get("repository") else None,
+    }
+    made = {"library_name": "peft", "base_model": name, "tags": [change.config.kind]}
+    with replace_folder(output) as temporary:
+        write_tensors(temporary / PEFT_WEIGHTS, tensors, metadata={"format": "pt"})
+        (temporary / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        known = {key: lines for key, lines in keys_of(carried(opened.folder)).items() if key != "base_model"}
+        kind = f"{'DoRA' if change.config.kind == 'dora' else 'LoRA'} of rank {change.config.rank}"
+        put_card(temporary, f"{first_lines(made, known)}\n# An adapter of `{name}`: {kind}\n", output.path)
+    return output.path
 
 
 def _card(place: Found, settings: Settings) -> str:

@@ -286,8 +286,8 @@ def exported(
     if reasons := differences(family, config):
         raise UserError(f"{where}: {family.name} has no such model: {first_of(reasons)}")
     c, ours = _as_written(family, config), dict(tensors)
-    if c.positions != config.positions:
-        ours = reordered(ours, channels(c.d_model))
+    if (order := channel_order(family, config)) is not None:
+        ours = reordered(ours, order)
     dtype = next(iter(ours.values())).dtype
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
     return {**written_config(family, c), "torch_dtype": str(dtype)}, family.write(c, weights)
@@ -296,6 +296,11 @@ def exported(
 def written_config(family: Family, config: TransformerConfig) -> Values:
     """config.json of the family's model with the same outputs as ours, without the type of the weights."""
     return family.write_config(_as_written(family, config))
+
+
+def channel_order(family: Family, config: TransformerConfig) -> NDArray[np.intp] | None:
+    """The order of the d_model channels in the family's weights, if sines and cosines stand in another there."""
+    return None if _as_written(family, config).positions == config.positions else channels(config.d_model)
 
 
 TRAINING = ("attention_dropout", "activation_dropout")

@@ -1,4 +1,5 @@
-"""Adapters of PEFT (https://github.com/huggingface/peft): LoRA, rsLoRA and DoRA, applied to the published base model.
+"""Adapters of PEFT (https://github.com/huggingface/peft): LoRA, rsLoRA and DoRA, applied to the published base model,
+and ours written as PEFT's.
 
 adapter_config.json names the base and says how adapter_model.safetensors changes its tensors. For a linear map of
 weight W (O, D), with A (R, D), B (O, R) and s = alpha / R, or alpha / sqrt(R) in rsLoRA:
@@ -7,6 +8,9 @@ weight W (O, D), with A (R, D), B (O, R) and s = alpha / R, or alpha / sqrt(R) i
     m (W + s B A) / ||W + s B A||          DoRA, row by row, with the magnitudes m (O,)
 
 Other tensors in the file, such as a classifier's, replace those of the base (`modules_to_save`).
+
+Where a family stores several of our matrices as one, e.g. ModernBERT's query, key and value, ours become one change of
+that matrix: A holds theirs below each other, B theirs in blocks.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.adapter import WeightDelta
+from mlx_transformer.core.adapter import Adapter, WeightDelta
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import PEFT_CONFIG, Place
+from mlx_transformer.core.positions import WRITES
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.files import read_object
 from mlx_transformer.system.tensors import stored_tensors
 from mlx_transformer.system.torch_files import stored_torch_tensors
 
-from .engine import Family, Published
+from .engine import Family, Published, channel_order, written_config
 from .hub import find_model
 
 WEIGHTS = "adapter_model.safetensors"
@@ -48,6 +54,11 @@ HEADS = {
     "QUESTION_ANS": "ForQuestionAnswering",
 }
 """{PEFT's task: the class of the model that the adapter was trained in}"""
+TASKS = {
+    "encoder-decoder": "SEQ_2_SEQ_LM",
+    "decoder": "CAUSAL_LM",
+}
+"""{architecture: PEFT's task}; for encoders there is none that takes the base's head as it is."""
 CHANGED_BASE = ("pissa", "olora", "loftq", "corda")
 """Ways of starting an adapter that change the base's weights too."""
 
@@ -178,3 +189,68 @@ def read_peft(path: Path) -> PeftAdapter | None:
     if problems:
         raise refusal(f"{path}: can't be read", problems, path)
     return PeftAdapter(path, config, parts, replaced)
+
+
+def peft_files(
+    adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any], rank_stabilized: bool
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """adapter_config.json, without the base's name, and the tensors of an adapter of ours in PEFT's format.
+
+    weights: those of the base. rank_stabilized: as rsLoRA, whose factor is alpha / sqrt(R).
+    """
+    usual, of_ours = adapter.config.rank, dict(adapter.arrays)
+    if (order := channel_order(family, config)) is not None:
+        for name, array in of_ours.items():
+            if name.endswith("lora_a") != name.rpartition(".")[0].endswith(WRITES):
+                of_ours[name] = array[:, order] if name.endswith("lora_a") else array[order]
+    reordered = Adapter(adapter.config, of_ours)
+    joint: dict[str, dict[int, str]] = {}
+    for ours, (names, at) in family.places(config).items():
+        joint.setdefault(names[0].removesuffix(".weight"), {})[at.part[0]] = ours
+    tensors, ranks = dict[str, NDArray](), dict[str, int]()
+    for module, parts in joint.items():
+        deltas = {i: delta for i, ours in sorted(parts.items()) if (delta := reordered.delta(ours)) is not None}
+        if not deltas:
+            continue
+        ranks[module] = rank = usual * len(deltas)
+        firsts = np.cumsum([0, *(weights[ours].shape[0] for _, ours in sorted(parts.items()))])
+        b = np.zeros((firsts[-1], rank), np.float32)
+        for column, (i, delta) in enumerate(deltas.items()):
+            b[firsts[i] : firsts[i + 1], usual * column : usual * (column + 1)] = delta.b
+        of_module = {"lora_A.weight": np.concatenate([delta.a for delta in deltas.values()]), "lora_B.weight": b}
+        if adapter.config.kind == "dora":  # a part without a change keeps the norms of its rows
+            magnitudes = [
+                np.linalg.norm(np.asarray(weights[ours], np.float64), axis=1) if m is None else m
+                for i, ours in sorted(parts.items())
+                for m in [deltas[i].magnitude if i in deltas else None]
+            ]
+            of_module["lora_magnitude_vector"] = np.concatenate(magnitudes).astype(np.float32)
+        tensors |= {f"{PREFIX}{module}.{end}": array for end, array in of_module.items()}
+    alphas = {
+        module: adapter.config.factor * (rank**0.5 if rank_stabilized else rank) for module, rank in ranks.items()
+    }
+    folder = family.model_type.replace("-", "_")
+    task = TASKS.get(config.architecture)
+    place = {
+        "base_model_class": written_config(family, config)["architectures"][0],
+        "parent_library": f"transformers.models.{folder}.modeling_{folder}",
+    }
+    alpha = adapter.config.factor * (usual**0.5 if rank_stabilized else usual)
+    return {
+        "peft_type": "LORA",
+        "task_type": task,
+        "auto_mapping": None if task else place,
+        "inference_mode": True,
+        "r": usual,
+        "lora_alpha": alpha,
+        "lora_dropout": adapter.config.dropout,
+        "use_dora": adapter.config.kind == "dora",
+        "use_rslora": rank_stabilized,
+        "target_modules": sorted(ranks),
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != usual},
+        "alpha_pattern": {module: value for module, value in alphas.items() if ranks[module] != usual},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }, tensors

@@ -22,6 +22,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, manifest_with, verif
 from .conversion import ORIGIN
 from .hub import library, named_alone, one_line
 from .marian_files.conversion import ORIGIN as MARIAN
+from .peft import read_peft
 
 GRAPHS, NEEDED = "onnx", "push needs huggingface_hub"
 REFUSED = (401, 403)
@@ -56,6 +57,8 @@ def shipment(folder: str | Path) -> Shipment:
         verify_files(folder / GRAPHS)
     elif place.what == "an adapter":
         read_adapter(folder)
+    elif place.what == "a PEFT adapter":
+        read_peft(folder)
     elif not (place.what == "a published model" and place.holds(WEIGHTS)) and not holds_marian(folder):
         folder = open_checkpoint(folder).folder
     found = {path.relative_to(folder): path for path in sorted(folder.rglob("*"))}
