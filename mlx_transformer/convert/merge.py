@@ -155,7 +155,7 @@ def _none_quantised(checkpoint: Checkpoint, advice: str) -> UserError:
 def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weights, Weights]:
     """(all tensors to store, the dequantised values of the matrices that were quantised again)"""
     integers = changed & base.quantization.keys()
-    kept = {part for name in base.quantization.keys() - integers for part in tensors_of(name)}
+    kept = {part for name, scheme in base.quantization.items() if name not in integers for part in scheme.tensors(name)}
     stored = {name: array for name, array in base.stored() if name in kept}
     stored |= {name: array for name, array in merged.items() if name not in base.quantization}
     values = Weights()

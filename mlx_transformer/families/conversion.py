@@ -29,8 +29,8 @@ from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import is_unbounded
-from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.positions import reordered
+from mlx_transformer.core.quantization import Quantization
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text

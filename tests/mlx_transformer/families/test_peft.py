@@ -23,7 +23,7 @@ from mlx_transformer.convert.merge import merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import linear_maps
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.core.quantization import Scheme, tensors_of
+from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
 HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ def test_merged_into_integers_only_what_it_changes_is_rounded_again(tmp_path: Pa
     assert after.quantization == before.quantization
     stored = dict(before.stored())
     changed = {name for name, array in after.stored() if not np.array_equal(array, stored[name])}
-    assert changed == set(tensors_of(f"{target}.weight"))
+    assert changed == set(Scheme(128, 4).tensors(f"{target}.weight"))
 
 
 @pytest.mark.parametrize("base", ["golden/umt5", "golden_encoders/modernbert-tokens", "golden_encoders/distilbert"])
