@@ -37,19 +37,21 @@ class Attention(nn.Module):
         self.query_proj = Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = Linear(config.d_model, config.key_value_heads * config.d_v, bias)
-        if config.query_key_norm:
-            self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
-            self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
-        self.has_query_key_norm = config.query_key_norm
+        self.norm_place = config.query_key_norm_place if config.query_key_norm else None
+        if self.norm_place is not None:
+            whole = self.norm_place == "width"
+            self.query_norm = RMSNorm(config.heads * config.d_k if whole else config.d_k, config.norm_epsilon)
+            self.key_norm = RMSNorm(config.key_value_heads * config.d_k if whole else config.d_k, config.norm_epsilon)
         self.output_proj = Linear(config.heads * config.d_v, config.d_model, config.output_proj_bias)
 
     @scoped
     def keys_values(self, op: Op, x: ir.Value, rotation: Rotation = None) -> KeyValues:
         """Project x (B, S, D) to keys (B, K, S, d_k) and values (B, K, S, d_v)."""
-        k = self.split(op, self.key_proj(op, x), self.key_value_heads)  # (B, K, S, d_k)
+        k = self.split(
+            op, self.normed(op, "width", "key_norm", self.key_proj(op, x)), self.key_value_heads
+        )  # (B, K, S, d_k)
         v = self.split(op, self.value_proj(op, x), self.key_value_heads)  # (B, K, S, d_v)
-        k = self.key_norm(op, k) if self.has_query_key_norm else k
-        return rotate(op, k, rotation), v
+        return self.turned(op, "key_norm", k, rotation), v
 
     @scoped
     def attend(
@@ -74,9 +76,16 @@ class Attention(nn.Module):
 
     def queries(self, op: Op, x: ir.Value, rotation: Rotation = None, rows: ir.Value | None = None) -> ir.Value:
         """Project x (B, T, D) to queries (B, H, T, d_k)."""
-        q = self.split(op, self.query_proj(op, x), self.heads, rows)
-        q = self.query_norm(op, q) if self.has_query_key_norm else q
-        return rotate(op, q, rotation)
+        q = self.split(op, self.normed(op, "width", "query_norm", self.query_proj(op, x)), self.heads, rows)
+        return self.turned(op, "query_norm", q, rotation)
+
+    def turned(self, op: Op, norm: str, x: ir.Value, rotation: Rotation) -> ir.Value:
+        """Rotate heads (B, H, L, d_k), and normalise each before or after, if the config says so."""
+        return self.normed(op, "after", norm, rotate(op, self.normed(op, "before", norm, x), rotation))
+
+    def normed(self, op: Op, place: str, norm: str, x: ir.Value) -> ir.Value:
+        """Apply the norm `norm` to x if this is its place."""
+        return getattr(self, norm)(op, x) if self.norm_place == place else x
 
     def split(self, op: Op, x: ir.Value, heads: int, rows: ir.Value | None = None) -> ir.Value:
         return split_heads(op, x, heads, rows)

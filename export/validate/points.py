@@ -101,6 +101,8 @@ def operation(point: str, config: TransformerConfig) -> str:
         return "ReLU of the states"
     if last == "head" and not config.head.norm:
         return OPERATIONS["inner"]
+    if last in ("query_norm", "key_norm") and config.at(point).query_key_norm_place == "width":
+        return OPERATIONS[last].replace("each head's", "all")
     if last in OPERATIONS:
         return OPERATIONS[last]
     if last == "embedding":

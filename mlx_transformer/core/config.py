@@ -53,6 +53,7 @@ KINDS = {"encoder-decoder": "an encoder with a decoder", "encoder": "an encoder 
 """{architecture: its name in errors}"""
 NormPlacement = Literal["post", "pre"]
 Norm = Literal["layernorm", "rmsnorm"]
+QueryKeyNormPlace = Literal["before", "after", "width"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Positions = Literal[
     "sinusoidal", "sinusoidal_halves", "sinusoidal_concat", "learned", "rotary", "relative", "relative_layers", "none"
@@ -83,6 +84,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
+YOUNGER += ("query_key_norm_place",)
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -90,15 +92,8 @@ same byte for byte."""
 Stack = Literal["encoder", "decoder"]
 PATTERN = "layer_pattern"
 LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
-LAYER_FIELDS += (
-    "attention_output_bias",
-    "feed_forward_bias",
-    "query_key_norm",
-    "attention_scale",
-    "window",
-    "positions",
-    "rotary_base",
-)
+LAYER_FIELDS += ("attention_output_bias", "feed_forward_bias", "query_key_norm", "query_key_norm_place")
+LAYER_FIELDS += ("attention_scale", "window", "positions", "rotary_base")
 """Fields that may differ in the decoder (`decoder`) or in single layers (`layer_pattern`)."""
 
 
@@ -191,7 +186,10 @@ class TransformerConfig:
     attention_output_bias: bool | None = None
     """Bias of the output projection alone, e.g. none in Qwen2; unset: attention_bias."""
     query_key_norm: bool = False
-    """RMSNorm over each head of queries and keys, before any rotation (Henry et al. 2020), e.g. in Qwen3."""
+    """RMSNorm of queries and keys (Henry et al. 2020), e.g. in Qwen3."""
+    query_key_norm_place: QueryKeyNormPlace = "before"
+    """What query_key_norm normalises: each head, before any rotation (before) or after it (after, as in HunYuan), or
+    all heads together, before it (width, as in OLMo 2)."""
     attention_scale: Scale | None = None
     """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
     window: Length | None = None

@@ -166,8 +166,9 @@ def _attention(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:
     yield from _linear(f"{name}.key_proj", c.key_value_heads * c.d_k, c.d_model, c.attention_bias)
     yield from _linear(f"{name}.value_proj", c.key_value_heads * c.d_v, c.d_model, c.attention_bias)
     if c.query_key_norm:
-        yield f"{name}.query_norm.weight", (c.d_k,)
-        yield f"{name}.key_norm.weight", (c.d_k,)
+        whole = c.query_key_norm_place == "width"
+        yield f"{name}.query_norm.weight", (c.heads * c.d_k if whole else c.d_k,)
+        yield f"{name}.key_norm.weight", (c.key_value_heads * c.d_k if whole else c.d_k,)
     yield from _linear(f"{name}.output_proj", c.d_model, c.heads * c.d_v, c.output_proj_bias)
 
 

@@ -36,20 +36,20 @@ class Attention(nn.Module):
         self.query_proj = nn.Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_v, bias)
-        if config.query_key_norm:
-            self.query_norm = RMSNorm(config.d_k, config.norm_epsilon)
-            self.key_norm = RMSNorm(config.d_k, config.norm_epsilon)
-        self.has_query_key_norm = config.query_key_norm
+        self.norm_place = config.query_key_norm_place if config.query_key_norm else None
+        if self.norm_place is not None:
+            whole = self.norm_place == "width"
+            self.query_norm = RMSNorm(config.heads * config.d_k if whole else config.d_k, config.norm_epsilon)
+            self.key_norm = RMSNorm(config.key_value_heads * config.d_k if whole else config.d_k, config.norm_epsilon)
         self.output_proj = nn.Linear(config.heads * config.d_v, config.d_model, config.output_proj_bias)
         self.dropout = Dropout(config.attention_dropout)
         self.drops = config.attention_dropout > 0
 
     def keys_values(self, x: mx.array, rotation: Rotation = None) -> KeyValues:
         """Project x (B, S, D) to keys (B, K, S, d_k) and values (B, K, S, d_v)."""
-        k = self.split(self.key_proj(x), self.key_value_heads)  # (B, K, S, d_k)
+        k = self.split(self.normed("width", "key_norm", self.key_proj(x)), self.key_value_heads)  # (B, K, S, d_k)
         v = self.split(self.value_proj(x), self.key_value_heads)  # (B, K, S, d_v)
-        k = self.key_norm(k) if self.has_query_key_norm else k
-        return rotate(k, rotation), v
+        return self.turned("key_norm", k, rotation), v
 
     def attend(
         self,
@@ -72,9 +72,16 @@ class Attention(nn.Module):
 
     def queries(self, x: mx.array, rotation: Rotation = None, rows: int | None = None) -> mx.array:
         """Project x (B, T, D) to queries (B, H, T, d_k)."""
-        q = self.split(self.query_proj(x), self.heads, rows)
-        q = self.query_norm(q) if self.has_query_key_norm else q
-        return rotate(q, rotation)
+        q = self.split(self.normed("width", "query_norm", self.query_proj(x)), self.heads, rows)
+        return self.turned("query_norm", q, rotation)
+
+    def turned(self, norm: str, x: mx.array, rotation: Rotation) -> mx.array:
+        """Rotate heads (B, H, L, d_k), and normalise each before or after, if the config says so."""
+        return self.normed("after", norm, rotate(self.normed("before", norm, x), rotation))
+
+    def normed(self, place: str, norm: str, x: mx.array) -> mx.array:
+        """Apply the norm `norm` to x if this is its place."""
+        return getattr(self, norm)(x) if self.norm_place == place else x
 
     def split(self, x: mx.array, heads: int, rows: int | None = None) -> mx.array:
         return split_heads(x, heads, rows)

@@ -64,6 +64,7 @@ class TrainArguments(TypedDict, total=False):
     attention_bias: bool
     attention_output_bias: bool | None
     query_key_norm: bool
+    query_key_norm_place: Literal["before", "after", "width"]
     attention_scale: float | None
     window: int | None
     decoder_self_attention: Literal["attention", "ssru"]

@@ -43,6 +43,10 @@ BY_HAND: Factors = {
         dict(attention_bias=True, attention_output_bias=False),
         dict(attention_output_bias=True),
     ],
+    "normed heads": [
+        {},
+        *(dict(query_key_norm=True, query_key_norm_place=place) for place in ("before", "after", "width")),
+    ],
     "logit scale": [{}, dict(logit_scale=0.3)],
     "logit cap": [{}, dict(logit_cap=1.5)],
     "decoder": [{}, dict(decoder={"heads": 2, "key_value_heads": 2, "d_ff": 13}), dict(decoder={"d_v": 7})],

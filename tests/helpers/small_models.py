@@ -24,10 +24,12 @@ NAMED = {
         key_value_heads=1,
         attention_bias=True,
         attention_output_bias=False,
+        query_key_norm=True,
         output_bias=True,
         positions="learned",
         activation="gelu",
     ),
+    "turned heads": dict(positions="rotary", query_key_norm=True, query_key_norm_place="after"),
     "two vocabularies": dict(
         tie_embeddings="target-output",
         source_vocab_size=60,
@@ -45,6 +47,8 @@ NAMED = {
         attention_scale=0.5,
         logit_scale=0.5,
         logit_cap=2.0,
+        query_key_norm=True,
+        query_key_norm_place="width",
         decoder={"heads": 2, "key_value_heads": 1, "d_k": 8, "d_v": 5, "d_ff": 40},
     ),
 }

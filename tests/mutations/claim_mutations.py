@@ -115,8 +115,8 @@ CHANGES: dict[str, Change] = {
     "a parameter in attention itself": Change(
         17,
         ATTENTION,
-        "self.has_query_key_norm = config.query_key_norm\n",
-        "self.has_query_key_norm = config.query_key_norm\n        self.temperature = mx.ones((1,))\n",
+        "self.key_value_heads = config.key_value_heads\n",
+        "self.key_value_heads = config.key_value_heads\n        self.temperature = mx.ones((1,))\n",
     ),
     "scores divided by the fourth root": Change(
         18, ATTENTION, SCALE, SCALE.replace("math.sqrt(q.shape[-1])", "q.shape[-1] ** 0.25")
@@ -230,7 +230,9 @@ CHANGES: dict[str, Change] = {
     "an RNN that averages": Change(
         46, CLAIMS + "recurrent.py", "        y = layer(x)\n", "        y = x + mx.mean(x, axis=1, keepdims=True)\n"
     ),
-    "rotary positions that turn queries alone": Change(47, ATTENTION, "return rotate(k, rotation), v", "return k, v"),
+    "rotary positions that turn queries alone": Change(
+        47, ATTENTION, 'return self.turned("key_norm", k, rotation), v', "return k, v"
+    ),
     "relative numbers by the place, not the distance": Change(
         47,
         POSITIONS,

@@ -24,7 +24,8 @@ CONFIGS = {
     "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
     "scaled": TransformerConfig(
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,
-        feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25,
+        feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25, query_key_norm=True,
+        query_key_norm_place="width",
     ),
     "ssru": TransformerConfig(**SIZES, decoder_self_attention="ssru", positions="sinusoidal_concat"),
     "token types": TransformerConfig(

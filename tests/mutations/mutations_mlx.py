@@ -102,6 +102,10 @@ MLX = {
         change=_tanh, tap=f"{E0}.feed_forward", culprit="activation (gelu_tanh, not gelu)"
     ),
     "norm in front of the sub-layers": Mutation(change=_pre_norm, tap=f"{E1}.self_attention", culprit="residual conn"),
+    "heads normalised after the rotation, not before": Mutation(
+        change=lambda model: setattr(model.encoder.layers[1].self_attention, "norm_place", "after"),
+        model="normed heads", tap=f"{E1}.self_attention", culprit="RMS norm of each head's keys",
+    ),
     "padding not masked in one layer": Mutation(
         change=_no_mask, tap=f"{E1}.self_attention", culprit="mask and softmax (mask: query "
     ),

@@ -278,6 +278,10 @@ ONNX = {
         constant(1e-5, 1e-4, f"{d0}/cross_attention/key_norm"), model="normed heads", files="decoder_model",
         tap=f"{D0}.cross_attention", culprit="RMS norm of each head's keys",
     ),
+    "epsilon of the norm of all queries 1e-4 for 1e-5": Mutation(
+        constant(1e-5, 1e-4, f"{e0}/self_attention/query_norm"), model="scaled",
+        tap=f"{E0}.self_attention", culprit="RMS norm of all queries",
+    ),
     "a weight of the queries' norm": Mutation(
         weight(f"{E1}.self_attention.query_norm.weight", lambda x: x * 1.001), model="normed heads",
         weights=f"{E1}.self_attention.query_norm.weight", tap=f"{E1}.self_attention",

@@ -329,8 +329,7 @@ class Reference:
     def keys_values(self, name: str, x: Array, positions: Array | None, observe: Observe = unobserved) -> KeysValues:
         """Return keys (B,K,S,d_k), rotated if positions are rotary, and values (B,K,S,d_v)."""
         c = self.config.at(name)
-        keys = split_heads(observe("key_proj", self._linear(f"{name}.key_proj", x)), c.key_value_heads)
-        keys = self._turn(self._head_norm(f"{name}.key_norm", keys, observe), positions, c)
+        keys = self._heads(f"{name}.key", x, c.key_value_heads, positions, observe)
         values = split_heads(observe("value_proj", self._linear(f"{name}.value_proj", x)), c.key_value_heads)
         return keys, values
 
@@ -340,9 +339,7 @@ class Reference:
         """Attend from x (B,L,D) to keys and values; `allowed` broadcasts to (B,H,L,S). Returns (B,L,D)."""
         c = self.config.at(name)
         group = c.heads // c.key_value_heads
-        Q = split_heads(observe("query_proj", self._linear(f"{name}.query_proj", x)), c.heads)
-        Q = self._turn(self._head_norm(f"{name}.query_norm", Q, observe), positions, c)
-        Q = observe("queries", Q)  # (B,H,L,d_k)
+        Q = observe("queries", self._heads(f"{name}.query", x, c.heads, positions, observe))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self.score_bias(name, Q.shape[2], K.shape[2])
         heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
@@ -365,11 +362,21 @@ class Reference:
         row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
         return table[row].transpose(2, 0, 1)
 
-    def _head_norm(self, name: str, x: Array, observe: Observe) -> Array:
-        """Apply RMSNorm to each head (B,H,L,d_k) if the config has query_key_norm (Henry et al. 2020)."""
-        if not self.config.at(name).query_key_norm:
-            return x
-        return observe(name.rpartition(".")[2], norm(x, self.weights[f"{name}.weight"], None, self.config.norm_epsilon))
+    def _heads(self, name: str, x: Array, heads: int, positions: Array | None, observe: Observe) -> Array:
+        """Return queries or keys (B,H,L,d_k), with query_key_norm normalised by RMSNorm (Henry et al. 2020).
+
+        Each head before the rotation; each head after it (HunYuan); or all heads as one vector before it (OLMo 2).
+        """
+        c, kind = self.config.at(name), name.rpartition(".")[2]
+        place = c.query_key_norm_place if c.query_key_norm else None
+
+        def normed(y: Array) -> Array:
+            return observe(f"{kind}_norm", norm(y, self.weights[f"{name}_norm.weight"], None, c.norm_epsilon))
+
+        y = observe(f"{kind}_proj", self._linear(f"{name}_proj", x))
+        y = split_heads(normed(y) if place == "width" else y, heads)
+        y = self._turn(normed(y) if place == "before" else y, positions, c)
+        return normed(y) if place == "after" else y
 
     def _turn(self, x: Array, positions: Array | None, c: TransformerConfig) -> Array:
         """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): rotate (x_i, x_{i+d_k/2}) by pos * base^(-2i/d_k).

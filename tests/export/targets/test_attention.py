@@ -44,7 +44,7 @@ def judged(report):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), combined(["paper", "modern", "odd widths", "query_key_norm=True"], GRAPHS_OF_THEIR_OWN)
+    ("name", "target"), combined(["paper", "modern", "odd widths", "turned heads"], GRAPHS_OF_THEIR_OWN)
 )
 def test_what_changes_attention(name, target, tmp_path):
     report = compare(*exported(tmp_path, name, target), ["onnxruntime"], longest=8, threads=1, searches=False)

@@ -256,6 +256,28 @@ def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
     np.testing.assert_allclose(scaled(ids, ids), plain(ids, ids), rtol=1e-9)
 
 
+@pytest.mark.parametrize("place", ["before", "after", "width"])
+def test_norms_of_queries_and_keys_have_their_place(place: str) -> None:
+    """The rotation as a product of complex numbers."""
+    model = make(positions="rotary", query_key_norm=True, query_key_norm_place=place, key_value_heads=2, d_k=6)
+    name, x = "encoder.layers.0.self_attention.key", RNG(5).standard_normal((1, 3, 16))
+    gamma = model.weights[f"{name}_norm.weight"]
+    turns = np.exp(1j * np.arange(3)[:, None] * 10000.0 ** (-np.arange(3) / 3))
+
+    def rms(y: np.ndarray) -> np.ndarray:
+        return gamma * y / np.sqrt((y**2).mean(axis=-1, keepdims=True) + 1e-5)
+
+    def turned(y: np.ndarray) -> np.ndarray:
+        z = (y[..., :3] + 1j * y[..., 3:]) * turns
+        return np.concatenate([z.real, z.imag], axis=-1)
+
+    y = x[0] @ model.weights[f"{name}_proj.weight"].T  # (S, K*d_k)
+    heads = (rms(y) if place == "width" else y).reshape(3, 2, 6).swapaxes(0, 1)
+    expected = {"before": lambda: turned(rms(heads)), "after": lambda: rms(turned(heads))}
+    keys, _ = model.keys_values("encoder.layers.0.self_attention", x, np.arange(3)[None])
+    np.testing.assert_allclose(keys[0], expected.get(place, lambda: turned(heads))(), rtol=1e-5, atol=1e-6)
+
+
 LARGE = TransformerConfig(
     vocab_size=2000, d_model=256, heads=4, d_ff=1024, encoder_layers=2, decoder_layers=2, max_positions=40
 )
