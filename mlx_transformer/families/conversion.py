@@ -25,7 +25,7 @@ from mlx_transformer.core.checkpoint import (
     save_checkpoint,
     weights_digest,
 )
-from mlx_transformer.core.config import KINDS, TransformerConfig
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import is_unbounded
@@ -192,9 +192,6 @@ def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = Non
         raise UserError(
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
-    kind = opened.config.architecture
-    if family is None and not any(each.architecture_of_ours == kind for each in FAMILIES.values()):
-        raise UserError(f"{opened.folder}: is {KINDS[kind]}, and no family that is written here has such models")
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     config, weights = exported(chosen, opened.config, opened.unread().items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import channels, reordered, sinusoids
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.fields import field_types
+from mlx_transformer.system.tensors import Stored
 
 from .keys import Given, Line, Values
 
@@ -59,10 +60,27 @@ class At:
     """Stored as (1, V) instead of (V,)."""
     unread: int = 0
     """Rows at the front, never read by the model: dropped on import, written as zeros."""
-    part: tuple[int, int] = (0, 1)
-    """(i, n): part i of n equal parts of the first axis, e.g. (0, 3) for the query in a joint QKV matrix."""
+    rows: tuple[int, int] | None = None
+    """(first, all): our rows start at row `first` of a joint matrix of `all` rows (`joint`)."""
+    transposed: bool = False
+    """A matrix is stored as (in, out), as in GPT-2's Conv1D."""
+    offset: int = 0
+    """Stored as w for `offset` + w, as in Gemma's norms. The sum is float32's, as in the original."""
     optional: bool = False
     """A missing tensor means zeros."""
+
+
+QKV = ("query", "key", "value")
+
+
+def joint(theirs: At, ours: str, sizes: Mapping[Any, Any]) -> dict[str, str | At]:
+    """Lines of `Family.names` for the rows of a joint matrix, in their order.
+
+    ours: the name of each part with `{}` for its key in `sizes`, {part: rows}, e.g. {"query": 64, "key": 16}.
+    """
+    ends = list(accumulate(sizes.values()))
+    first = zip(sizes, [0, *ends], strict=False)
+    return {ours.format(part): dataclasses.replace(theirs, rows=(row, ends[-1])) for part, row in first}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,16 +167,20 @@ class Family:
                 continue
             array = tensors[present[0]]
             array = array[0] if at.leading and array.shape[:1] == (1,) else array
-            stored = ((shape[0] + at.unread) * at.part[1], *shape[1:])
+            array = _transposed(array) if at.transposed else array
+            first, rows = at.rows or (0, shape[0] + at.unread)
+            stored = (rows, *shape[1:])
             if array.shape != stored:
-                problems.append(f"{present[0]} is {array.shape}, expected {stored}")
+                sizes = [x[::-1] if at.transposed else x for x in (array.shape, stored)]
+                problems.append(f"{present[0]} is {sizes[0]}, expected {sizes[1]}")
             if array.dtype.kind != "f":
                 problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
             differing = (n for n in present[1:] if not _equal(tensors[n], tensors[present[0]]))
             problems += [f"{n} differs from {present[0]}, which config.json ties it to" for n in differing]
-            if at.part[1] > 1 and array.shape == stored:
-                array = array[shape[0] * at.part[0] : shape[0] * (at.part[0] + 1)]
-            weights[name] = array[at.unread :] if at.unread else array
+            if at.rows and array.shape == stored:
+                array = array[first : first + shape[0]]
+            array = array[at.unread :] if at.unread else array
+            weights[name] = _plus(array, at.offset) if at.offset else array
         for name, array in tensors.items():
             if name in used or name in heads or self._means_nothing(name):
                 continue
@@ -189,8 +211,10 @@ class Family:
             if at.unread:
                 array = np.concatenate([np.zeros((at.unread, *array.shape[1:]), array.dtype), array])
             array = array[None] if at.leading else array
-            if at.part[0]:  # parameters come in the order of the parts
-                array = np.concatenate([written[names[0]], array])
+            array = _plus(array, -at.offset) if at.offset else array
+            array = _transposed(array) if at.transposed else array
+            if at.rows and at.rows[0]:  # parameters come in the order of the rows
+                array = _joined(written[names[0]], array, axis=-1 if at.transposed else 0)
             written |= dict.fromkeys(names if at.each else names[:1], array)
         return written
 
@@ -290,7 +314,7 @@ def exported(
         ours = reordered(ours, order)
     dtype = next(iter(ours.values())).dtype
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
-    return {**written_config(family, c), "torch_dtype": str(dtype)}, family.write(c, weights)
+    return {"torch_dtype": str(dtype), **written_config(family, c)}, family.write(c, weights)
 
 
 def written_config(family: Family, config: TransformerConfig) -> Values:
@@ -303,8 +327,8 @@ def channel_order(family: Family, config: TransformerConfig) -> NDArray[np.intp]
     return None if _as_written(family, config).positions == config.positions else channels(config.d_model)
 
 
-TRAINING = ("attention_dropout", "activation_dropout")
-"""Fields without effect on a model's outputs; a family without keys for them has one dropout rate for all."""
+TRAINING = ("dropout", "attention_dropout", "activation_dropout")
+"""Fields without effect on a model's outputs; a family may have no keys for them."""
 BARE = ("hidden", "pooled")
 """Kinds of heads of a bare encoder."""
 HEADS = (
@@ -341,9 +365,26 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
         return config
     if config.architecture == "encoder":
         return config if config.head.kind != "vocabulary" else dataclasses.replace(config, tie_embeddings="none")
-    others = [t for t in TIES if t in ("target-output", "none") or config.source_vocab_size == config.vocab_size]
+    one_size = config.has_encoder and config.source_vocab_size == config.vocab_size
+    others = [t for t in TIES if t in ("target-output", "none") or one_size]
     looser = (dataclasses.replace(config, tie_embeddings=tie) for tie in others)
     return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
+
+
+def _transposed(array: Any) -> Stored:
+    return Stored(array.shape[::-1], array.dtype, lambda: np.asarray(array).T)
+
+
+def _plus(array: Any, offset: int) -> Stored:
+    """Of 16 bits, the sum is float32's."""
+    dtype = np.promote_types(array.dtype, np.float32)
+    return Stored(array.shape, dtype, lambda: np.asarray(array, dtype) + dtype.type(offset))
+
+
+def _joined(first: Any, second: Any, axis: int) -> Stored:
+    shape = list(first.shape)
+    shape[axis] += second.shape[axis]
+    return Stored(tuple(shape), first.dtype, lambda: np.concatenate([first, second], axis))
 
 
 def _equal(a: Any, b: Any) -> bool:

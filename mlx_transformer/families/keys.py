@@ -35,6 +35,11 @@ class Given:
         values = (file[key] for file in self._files if file.get(key) is not None)
         return next(values, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
+    def values(self, key: str) -> list[Any]:
+        """The key's values in both files, the first one's before; [] if it is missing, [None] if it is null."""
+        found = [file[key] for file in self._files if key in file]
+        return [value for value in found if value is not None] or found[:1]
+
     def is_null(self, key: str) -> bool:
         """Whether config.json has the key with the value null."""
         return self._files[0].get(key, key) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .engine import At, Family
+from .engine import QKV, At, Family, joint
 from .keys import ACTIVATIONS, Fixed, Heads, Key, LocalLayers, ModernHead, Special
 
 LAYER = "model.layers.*"
@@ -23,17 +23,18 @@ HEADS = {
 
 def names(config: Any) -> dict[str, str | At]:
     words = config.head.kind == "vocabulary"
-    parts = [(part, At(f"{LAYER}.attn.Wqkv", part=(i, 3))) for i, part in enumerate(("query", "key", "value"))]
+    width, ours = config.heads * config.d_k, "encoder.layers.*"
+    attention = joint(At(f"{LAYER}.attn.Wqkv"), ours + ".self_attention.{}_proj", dict.fromkeys(QKV, width))
+    gated = joint(At(f"{LAYER}.mlp.Wi"), ours + ".feed_forward.{}_proj", dict.fromkeys(("gate", "up"), config.d_ff))
     embedding = "model.embeddings.tok_embeddings"
     return {
         "embedding": At(embedding, copies=("decoder",)) if words else embedding,
         "source_embedding": embedding,
         "encoder.embedding_norm": "model.embeddings.norm",
-        **{f"encoder.layers.*.self_attention.{part}_proj": at for part, at in parts},
+        **attention,
         "encoder.layers.*.self_attention.output_proj": f"{LAYER}.attn.Wo",
         "encoder.layers.*.self_attention_norm": f"{LAYER}.attn_norm",
-        "encoder.layers.*.feed_forward.gate_proj": At(f"{LAYER}.mlp.Wi", part=(0, 2)),
-        "encoder.layers.*.feed_forward.up_proj": At(f"{LAYER}.mlp.Wi", part=(1, 2)),
+        **gated,
         "encoder.layers.*.feed_forward.down_proj": f"{LAYER}.mlp.Wo",
         "encoder.layers.*.feed_forward_norm": f"{LAYER}.mlp_norm",
         "encoder.norm": "model.final_norm",

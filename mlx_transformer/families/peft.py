@@ -206,17 +206,16 @@ def peft_files(
     reordered = Adapter(adapter.config, of_ours)
     joint: dict[str, dict[int, str]] = {}
     for ours, (names, at) in family.places(config).items():
-        joint.setdefault(names[0].removesuffix(".weight"), {})[at.part[0]] = ours
+        joint.setdefault(names[0].removesuffix(".weight"), {})[at.rows[0] if at.rows else 0] = ours
     tensors, ranks = dict[str, NDArray](), dict[str, int]()
     for module, parts in joint.items():
         deltas = {i: delta for i, ours in sorted(parts.items()) if (delta := reordered.delta(ours)) is not None}
         if not deltas:
             continue
         ranks[module] = rank = usual * len(deltas)
-        firsts = np.cumsum([0, *(weights[ours].shape[0] for _, ours in sorted(parts.items()))])
-        b = np.zeros((firsts[-1], rank), np.float32)
-        for column, (i, delta) in enumerate(deltas.items()):
-            b[firsts[i] : firsts[i + 1], usual * column : usual * (column + 1)] = delta.b
+        b = np.zeros((sum(weights[ours].shape[0] for ours in parts.values()), rank), np.float32)
+        for column, (first, delta) in enumerate(deltas.items()):
+            b[first : first + len(delta.b), usual * column : usual * (column + 1)] = delta.b
         of_module = {"lora_A.weight": np.concatenate([delta.a for delta in deltas.values()]), "lora_B.weight": b}
         if adapter.config.kind == "dora":  # a part without a change keeps the norms of its rows
             magnitudes = [

@@ -8,6 +8,8 @@ from .bart import BART
 from .bert import BERT
 from .distilbert import DISTILBERT
 from .engine import Family, differences
+from .gpt2 import GPT2
+from .llama import LLAMA, MISTRAL, QWEN3
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
@@ -19,14 +21,17 @@ from .t5 import T5
 from .umt5 import UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
+MODELS += (GPT2, LLAMA, MISTRAL, QWEN3)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: family}, e.g. "bart"."""
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """The first family that can store such a model; if none can, the family with the fewest differences."""
+    """The first family that can store such a model; if none can, the family of its kind with the fewest differences."""
     apart: dict[str, int] = {}
     for name, family in FAMILIES.items():
+        if family.architecture_of_ours != config.architecture:
+            continue
         apart[name] = len(differences(family, config))
         if not apart[name]:
             return family

@@ -1,0 +1,188 @@
+"""Decoders that `transformers` wrote, and what it computed with them (`make_golden_decoders.py`): the same logits and
+tokens here, in MLX and in exported graphs, of either version's config.json, and the same files again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from combined import combined, one_of_each, thinned_rows
+from safetensors.numpy import load_file
+
+from export import OnnxTransformer, export_onnx
+from export.targets.table import TARGETS
+from export.validate import compare
+from export.validate.reference import Reference
+from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
+from mlx_transformer import Transformer
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.families.engine import config_of
+from mlx_transformer.families.table import FAMILIES
+
+GOLDEN = Path(__file__).parent / "golden_decoders"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+BEAMS = dict(beam=4, early_stopping=True, length_penalty=1.0, penalty_form="length")
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints, by the names."""
+    folder = tmp_path_factory.mktemp("golden")
+    for name in NAMES:
+        import_huggingface(GOLDEN / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("exported")
+    return cache(lambda name: export_onnx(imported / name, folder / name))
+
+
+def answers(name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(GOLDEN / name / "answers.npz"))
+
+
+def contents(name: str, file: str = "config.json") -> dict:
+    return json.loads((GOLDEN / name / file).read_text(encoding="utf-8"))
+
+
+def model_type(name: str) -> str:
+    return contents(name)["model_type"]
+
+
+def on_the_left(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    width = mask.shape[1]
+    return np.stack([np.roll(row, width - n, axis=0) for row, n in zip(values, mask.sum(axis=1), strict=True)])
+
+
+def in_parts(model: Transformer, ids: np.ndarray, mask: np.ndarray, at: int) -> np.ndarray:
+    """Logits of rows padded on the left, read in two steps."""
+    cache = model.start(prompt_mask=mx.array(mask))
+    parts = (ids[:, :at], ids[:, at:])
+    return np.concatenate([np.array(model.step(mx.array(part), cache)) for part in parts if part.size], axis=1)
+
+
+def true_logits(config: TransformerConfig, weights: dict, ids: np.ndarray, mask: np.ndarray) -> Truth:
+    of_64, of_32 = (Reference(config, weights, kind)(ids, ids, mask) for kind in (np.float64, np.float32))
+    return Truth.of(of_64, of_32, mask)
+
+
+def passes(logits: np.ndarray, truth: Truth) -> Measurement:
+    pool = ErrorScale.pooled([truth.scale])
+    return Measurement.of(Deviation.of(logits, truth), truth.scale, pool, budget_for("float32", "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fourth"),
+    [*((name, i % 4) for i, name in enumerate(NAMES)), *thinned_rows(product(NAMES, [None]), len(NAMES))],
+)
+def test_logits_are_equal_by_the_rule(name: str, fourth: int | None, imported: Path) -> None:
+    """Whichever side is padded, and wherever the rows are cut in two: at every fourth place, and of one name at all."""
+    given = answers(name)
+    ids, mask = given["ids"], given["mask"]
+    left_ids, left_mask = on_the_left(ids, mask), on_the_left(mask, mask)
+    opened, model = open_checkpoint(imported / name), Transformer.load(imported / name)
+    weights = dict(opened.tensors())
+    places = range(1, ids.shape[1] + 1) if fourth is None else range(1 + fourth, ids.shape[1] + 1, 4)
+    right, left = (true_logits(opened.config, weights, *each) for each in ((ids, mask), (left_ids, left_mask)))
+    computed = {
+        "transformers": (given["logits"], right),
+        "transformers, left": (given["left"], left),
+        "mlx": (np.array(model(mx.array(ids), mx.array(mask))), right),
+        "mlx, left": (np.array(model(mx.array(left_ids), mx.array(left_mask))), left),
+        **{f"cut at {at}": (in_parts(model, left_ids, left_mask, at), left) for at in places},
+    }
+    for runtime, (logits, truth) in computed.items():
+        measured = passes(logits, truth)
+        assert measured.passed, f"{runtime}: {measured}"
+
+
+@pytest.mark.parametrize("name", one_of_each(NAMES, model_type))
+def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], Path]) -> None:
+    given, eos = answers(name), open_checkpoint(imported / name).config.eos_id
+    rows = [ids[real].tolist() for ids, real in zip(given["ids"], given["mask"], strict=True)]
+    models = (Transformer.load(imported / name), OnnxTransformer(exported(name), threads=1))
+    for search, options in {"tokens": dict(beam=1), "beams": BEAMS}.items():
+        expected = [row[: row.index(eos)] if eos in row else row for row in given[search].tolist()]
+        for model in models:
+            assert model.generate(rows, max_new_tokens=given["tokens"].shape[1], **options) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_versions_files_are_the_same_model_and_are_written_again(
+    name: str, imported: Path, tmp_path: Path
+) -> None:
+    """Each tensor bit for bit, and each key that means anything."""
+    family, config = FAMILIES[model_type(name)], open_checkpoint(imported / name).config
+    assert config_of(family, contents(name, "config_5.json"), {}, Path(name)) == config
+    written = to_huggingface(imported / name, tmp_path / "theirs", family.model_type)
+    theirs, ours = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, written))
+    assert theirs.keys() == ours.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in theirs)
+    after = json.loads((written / "config.json").read_text(encoding="utf-8"))
+    for before in (contents(name), contents(name, "config_5.json")):
+        said = {key: before[key] for key in before.keys() & after.keys() if before[key] is not None}
+        assert {key: after[key] for key in said} == said
+
+
+@pytest.mark.parametrize(("name", "target"), combined(NAMES, TARGETS, step=16))
+def test_validate_finds_every_target_equal(
+    name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    if target == "portable":
+        folder = exported(name)
+    else:
+        folder = export_onnx(imported / name, tmp_path / "onnx", target=target)
+    engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
+    report = compare(imported / name, folder, engines, 3, threads=1, searches=target == "portable")
+    assert report.equal, report.failures()
+
+
+WRONG: dict[str, tuple[str, dict]] = {
+    "erf for tanh": ("gpt2", dict(activation="gelu")),
+    "scores divided": ("gpt2-unscaled", dict(attention_scale=None)),
+    "epsilon": ("llama", dict(norm_epsilon=1e-5)),
+    "base": ("nemo", dict(rotary_base=10000.0)),
+    "no norm of queries and keys": ("qwen3", dict(query_key_norm=False)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
+    name, changes = WRONG[what]
+    given, opened = answers(name), open_checkpoint(imported / name)
+    config = dataclasses.replace(opened.config, **changes)
+    weights = {name: array for name, array in opened.tensors() if name in parameter_shapes(config)}
+    truth = true_logits(config, weights, given["ids"], given["mask"])
+    assert not passes(given["logits"], truth).passed
+
+
+REFUSED: dict[str, tuple[str, dict]] = {
+    "scale_attn_by_inverse_layer_idx is on; add_cross_attention is on": (
+        "gpt2",
+        dict(scale_attn_by_inverse_layer_idx=True, add_cross_attention=True),
+    ),
+    "rope_type='dynamic' is not one of default": ("llama", dict(rope_scaling={"type": "dynamic", "factor": 2.0})),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_family_lacks_is_refused_by_its_key(what: str, tmp_path: Path) -> None:
+    name, changes = REFUSED[what]
+    folder = shutil.copytree(GOLDEN / name, tmp_path / "theirs")
+    (folder / "config.json").write_text(json.dumps(contents(name) | changes), encoding="utf-8")
+    with pytest.raises(ValueError, match=what.replace("(", r"\(")):
+        import_huggingface(folder, tmp_path / "out")
