@@ -13,14 +13,21 @@ from numpy.typing import NDArray
 from onnxscript import nn
 
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
-from mlx_transformer.core.positions import distinct_rotations, relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.positions import (
+    distinct_rotations,
+    long_from,
+    relative_buckets,
+    rotary_tables,
+    rotation_of,
+    sinusoids,
+)
 
-from .marks import Role
+from .marks import Role, extent
 from .masks import Mask, window_mask
 from .primitives import Op, Parameter, table
 
 Rotation = tuple[ir.Value, ir.Value] | None
-"""cos and sin, each (B, 1, L, d_k/2), B may be 1; None if positions are not rotary."""
+"""cos and sin, each (B, 1, L, D/2), B may be 1, for D turned numbers of a head; None if positions aren't rotary."""
 
 
 class PositionIds(NamedTuple):
@@ -94,10 +101,10 @@ class Positions(nn.Module):
         return [angles[i] for i in of_layer]
 
     def tables_of(self, layer: TransformerConfig) -> str:
-        """The name of a layer's cos and sin tables, e.g. "positions", "positions.500000" or "positions.500000.64"."""
-        base = "" if layer.rotary_base == self.config.rotary_base else f".{layer.rotary_base:g}"
-        width = "" if layer.d_k == self.config.d_k else f".{layer.d_k}"
-        return f"positions{base}{width}"
+        """The name of a layer's cos and sin tables: "positions", for the second rotation of a model "positions.1"."""
+        c = self.config
+        every = list(dict.fromkeys(rotation_of(each) for stack in c.stacks for each in c.layers(stack)))
+        return f"positions.{every.index(rotation_of(layer))}".removesuffix(".0")
 
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
         """Each layer's mask, with keys outside its window masked."""
@@ -151,22 +158,30 @@ def rotation(op: Op, config: TransformerConfig, position_ids: PositionIds, name:
     """cos and sin of these positions, from the tables called `name`; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
+    index, begin = position_ids.index, long_from(config)
     # The new axis is that of the heads, the second of queries and keys in every target.
-    cos, sin = (
-        op.Unsqueeze(op.Gather(rows, position_ids.index, axis=0), [1]) for rows in rotary_table(op, config, name)
-    )
+    cos, sin = (op.Unsqueeze(op.Gather(rows, index, axis=0), [1]) for rows in rotary_table(op, config, name))
+    if begin is None or begin >= config.max_positions:
+        return cos, sin
+    near = op.Unsqueeze(op.Less(op.ReduceMax(index, [-1], keepdims=1), begin), [1, 2])  # (B, 1, 1, 1)
+    long = (op.Unsqueeze(op.Gather(rows, index, axis=0), [1]) for rows in rotary_table(op, config, name, long=True))
+    cos, sin = (op.Where(near, own, other) for own, other in zip((cos, sin), long, strict=True))
     return cos, sin
 
 
 def rotate(op: Op, x: ir.Value, rotation: Rotation) -> ir.Value:
-    """Rotate each pair (x_i, x_{i + d_k/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    """Rotate each pair (x_i, x_{i + D/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
     if rotation is None:
         return x
     cos, sin = rotation
-    x1, x2 = op.Split(x, axis=-1, num_outputs=2, _outputs=2)  # (B, H, L, d_k/2)
+    half, width = extent(cos, -1), extent(x, -1)
+    if 2 * half < width:
+        x1, x2, *rest = op.Split(x, [half, half, width - 2 * half], axis=-1, _outputs=3)  # (B, H, L, D/2), ...
+    else:
+        x1, x2, *rest = op.Split(x, axis=-1, num_outputs=2, _outputs=2)
     turned1 = op.Sub(op.Mul(x1, cos), op.Mul(x2, sin))
     turned2 = op.Add(op.Mul(x2, cos), op.Mul(x1, sin))
-    return op.Concat(turned1, turned2, axis=-1)  # (B, H, L, d_k)
+    return op.Concat(turned1, turned2, *rest, axis=-1)  # (B, H, L, d_k)
 
 
 def sinusoid_table(op: Op, config: TransformerConfig) -> ir.Value:
@@ -184,9 +199,12 @@ def bucket_table(op: Op, config: TransformerConfig, causal: bool) -> ir.Value:
     return table(op, name, lambda: relative_buckets(config.max_positions, config, causal))
 
 
-def rotary_table(op: Op, config: TransformerConfig, name: str = "positions") -> tuple[ir.Value, ir.Value]:
-    """cos and sin, each (max_positions, d_k/2)."""
+def rotary_table(
+    op: Op, config: TransformerConfig, name: str = "positions", long: bool = False
+) -> tuple[ir.Value, ir.Value]:
+    """cos and sin, each (max_positions, D/2)."""
+    name = f"{name}.long" if long else name
     return (
-        table(op, f"{name}.cos", lambda: rotary_tables(config.max_positions, config)[0]),
-        table(op, f"{name}.sin", lambda: rotary_tables(config.max_positions, config)[1]),
+        table(op, f"{name}.cos", lambda: rotary_tables(config.max_positions, config, long)[0]),
+        table(op, f"{name}.sin", lambda: rotary_tables(config.max_positions, config, long)[1]),
     )

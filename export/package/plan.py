@@ -23,6 +23,7 @@ from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
 from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.int8_scales import Int8Scales
+from mlx_transformer.core.positions import long_from, rotation_of
 from mlx_transformer.core.shortlist import open_shortlist
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.generation.settings import NO_SHORTLIST, SHORTLIST, Settings, named_files, read_settings
@@ -242,8 +243,10 @@ def check_scales(settings: ExportSettings, precisions: list[str], architecture: 
 def _check_positions(opened: Checkpoint) -> None:
     c, limit = opened.config, LARGEST_TABLE
     # A learned table is a parameter, not a constant.
-    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), "rotary": 4 * c.d_k, **dict.fromkeys(RELATIVE, 16)}
-    positions, size = c.max_positions, widths.get(c.positions, 0) * c.max_positions
+    turned = {rotation_of(layer): layer for stack in c.stacks for layer in c.layers(stack)}
+    rotary = sum(layer.turned * (8 if long_from(layer) else 4) for key, layer in turned.items() if key)
+    widths = {**dict.fromkeys(SINUSOIDS, 4 * c.d_model), **dict.fromkeys(RELATIVE, 16)}
+    positions, size = c.max_positions, widths.get(c.positions, rotary) * c.max_positions
     if size > limit:
         raise UserError(
             f"{opened.folder}: max_positions={positions:,} makes a table of {size / 1e6:,.0f} MB, a graph takes"

@@ -22,7 +22,7 @@ from mlx_transformer.system.files import parse_json
 from .heads import VOCABULARY, Head
 from .relations import RELATIVE as RELATIVE
 from .relations import SINUSOIDS as SINUSOIDS
-from .relations import relations
+from .relations import relations, scaling_problems
 
 # Heads are 64 wide except in student, as Metal has no fused attention for 32. base and big are rows of the paper's
 # table 3; student is Marian's "tiny", which Marian's own engines can run.
@@ -84,7 +84,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
-YOUNGER += ("query_key_norm_place",)
+YOUNGER += ("query_key_norm_place", "rotary_width", "rotary_scaling")
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -93,15 +93,18 @@ Stack = Literal["encoder", "decoder"]
 PATTERN = "layer_pattern"
 LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
 LAYER_FIELDS += ("attention_output_bias", "feed_forward_bias", "query_key_norm", "query_key_norm_place")
-LAYER_FIELDS += ("attention_scale", "window", "positions", "rotary_base")
+LAYER_FIELDS += ("attention_scale", "window", "positions", "rotary_base", "rotary_width", "rotary_scaling")
 """Fields that may differ in the decoder (`decoder`) or in single layers (`layer_pattern`)."""
 
 
 class Table(Mapping[str, Any]):
-    """An immutable, hashable dict of fields, so that a config with `decoder` or `layer_pattern` can be hashed."""
+    """An immutable, hashable dict of fields, so that a config with `decoder` or `layer_pattern` can be hashed.
+
+    Lists in it become tuples, and tables tables of this kind.
+    """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._values = dict(values or {})
+        self._values = {name: _hashable(value) for name, value in (values or {}).items()}
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -117,6 +120,12 @@ class Table(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(self._values)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, Table):
+        return Table(value)
+    return tuple(_hashable(each) for each in value) if isinstance(value, list | tuple) else value
 
 
 SAME = Table()
@@ -215,7 +224,12 @@ class TransformerConfig:
     first_position: FirstPosition = 0
     """Position of the first token, sinusoids only, e.g. pad_id + 1 in M2M100."""
     rotary_base: Base = 10000.0
-    """Base of rotary positions: pair i of a head turns by rotary_base^(-2 i / d_k) per position."""
+    """Base of rotary positions: pair i of a head turns by rotary_base^(-2 i / rotary_width) per position."""
+    rotary_width: Width | None = None
+    """Numbers of a head that turn, the first ones; the others stay as they are, e.g. in Phi-4-mini; unset: d_k."""
+    rotary_scaling: Table = SAME
+    """Other frequencies of rotary positions, for long texts: a kind (linear, llama3, yarn, longrope or divisors) and
+    its numbers, e.g. {"kind": "linear", "factor": 8}; {}: none."""
     relative_buckets: Length = 32
     """Rows of a table of relative positions: near distances have a row each, farther distances share rows (T5)."""
     relative_distance: Length = 128
@@ -256,7 +270,7 @@ class TransformerConfig:
     """Id of the token at the end of a sequence."""
 
     def __post_init__(self) -> None:
-        problems = [*check_fields(self), *self._keep_head(), *self._keep_pattern()]
+        problems = [*check_fields(self), *self._keep_head(), *self._keep_scaling(), *self._keep_pattern()]
         if not problems:
             if self.d_model % self.heads and None in (self.d_k, self.d_v):
                 sizes = {"d_model": self.d_model, "heads": self.heads}
@@ -289,6 +303,13 @@ class TransformerConfig:
             return [error.text]
         return []
 
+    def _keep_scaling(self) -> list[str]:
+        """Make `rotary_scaling` hashable; returns the problems."""
+        if problems := scaling_problems(self.rotary_scaling):
+            return problems
+        object.__setattr__(self, "rotary_scaling", _hashable(self.rotary_scaling))
+        return []
+
     def _keep_pattern(self) -> list[str]:
         """Store the shortest equivalent pattern, without values equal to the stack's; returns the problems."""
         pattern = self.layer_pattern
@@ -297,6 +318,7 @@ class TransformerConfig:
         if unknown := [name for layer in pattern for name in layer if name not in LAYER_FIELDS]:
             return [f"layer_pattern: {unknown[0]!r} is not one of {', '.join(LAYER_FIELDS)}"]
         decoder = self.decoder if isinstance(self.decoder, Mapping) else SAME
+        pattern = [Table(layer) for layer in pattern]
         own = [Table({n: x for n, x in layer.items() if x != getattr(self, n) or n in decoder}) for layer in pattern]
         layers = [n for n in (self.encoder_layers, self.decoder_layers) if isinstance(n, int) and n <= MOST_LAYERS]
         if own and (count := max(layers, default=0)) > 0:
@@ -305,8 +327,11 @@ class TransformerConfig:
             own = each[: next(periods)]
         object.__setattr__(self, PATTERN, tuple(own) if any(own) else ())
         kinds = field_types(TransformerConfig)
-        wrong = [(name, x) for layer in own for name, x in layer.items() if not kinds[name].accepts(x)]
-        return [f"layer_pattern: {name}={x!r:.60} {kinds[name].expectation}" for name, x in wrong]
+        each = [(name, x) for layer in own for name, x in layer.items()]
+        wrong = [(name, x) for name, x in each if name in kinds and not kinds[name].accepts(x)]
+        problems = [f"layer_pattern: {name}={x!r:.60} {kinds[name].expectation}" for name, x in wrong]
+        scalings = [x for name, x in each if name == "rotary_scaling"]
+        return problems + [f"layer_pattern: {problem}" for x in scalings for problem in scaling_problems(x)]
 
     def _keep_decoder(self) -> list[str]:
         """Store `decoder` without values that change nothing; returns the problems."""
@@ -378,6 +403,11 @@ class TransformerConfig:
         """Whether there is a classifier that isn't tied to an embedding."""
         own = self.tie_embeddings in ("none", "source-target") or self.head.kind != "vocabulary"
         return own and self.head.classifies
+
+    @property
+    def turned(self) -> int:
+        """Numbers of a head that rotary positions turn."""
+        return self.rotary_width or self.d_k
 
     @property
     def outputs(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -36,15 +37,77 @@ def sinusoids(
     return table.astype(dtype)
 
 
-def rotary_tables(length: int, config: TransformerConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """cos and sin (length, d_k / 2) of the angles pos * base^(-2i/d_k) of rotary positions (Su et al. 2021).
+def rotary_tables(
+    length: int, config: TransformerConfig, long: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A cos and A sin (length, D / 2) of the angles of rotary positions (Su et al. 2021); D = `config.turned`.
 
-    Angle i rotates the pair (x_i, x_{i + d_k/2}), not neighbours, to match the projections of published checkpoints.
+    Angle i rotates the pair (x_i, x_{i + D/2}), not neighbours, to match the projections of published checkpoints. A is
+    the `attention_factor` of `rotary_scaling`, else 1. Frequencies and angles are float32, as in transformers and
+    mlx-lm: at position 10,000 a float64 angle is another by up to 5e-4.
     """
-    position = np.arange(length, dtype=np.float64)[:, None]
-    pair = np.arange(config.d_k // 2, dtype=np.float64)[None, :]
-    angle = position * config.rotary_base ** (-2 * pair / config.d_k)  # (length, d_k / 2)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    position = np.arange(length, dtype=np.float32)[:, None]
+    angle = (position * rotary_frequencies(config, long)).astype(np.float64)  # (length, D / 2)
+    factor = np.float32(config.rotary_scaling.get("attention_factor", 1))
+    return np.cos(angle).astype(np.float32) * factor, np.sin(angle).astype(np.float32) * factor
+
+
+def rotary_frequencies(config: TransformerConfig, long: bool = False) -> NDArray[np.float32]:
+    """Angle per position of each pair (D / 2,): base^(-2i/D), changed by `rotary_scaling`.
+
+    - linear (position interpolation, Chen et al. 2023): f / factor
+    - llama3: f / factor for wavelengths 2 pi / f over length / low, f below length / high, between them a mean of both
+    - yarn (Peng et al. 2023): f / factor for pairs with less than beta_slow turns within `length`, f for those with
+      more than beta_fast, between them a mean that is linear in i
+    - longrope (Ding et al. 2024): f / short_i, and f / long_i in texts longer than `length` (`long`)
+    - divisors: f / divisors_i, as in GGUF's rope_freqs
+
+    Each operation is rounded to float32, in the order of transformers 5.24.
+    """
+    scaling, base = config.rotary_scaling, config.rotary_base
+    kind, factor = scaling.get("kind"), np.float32(scaling.get("factor", 1))
+    pair = np.arange(0, config.turned, 2, dtype=np.float32)
+    power = (base ** (pair / np.float32(config.turned)).astype(np.float64)).astype(np.float32)  # exactly rounded
+    one = np.float32(1)
+    plain = one / power
+    if kind in ("longrope", "divisors"):
+        name = "divisors" if kind == "divisors" else "long" if long else "short"
+        return one / (np.array(scaling[name], np.float32) * power)
+    if kind == "llama3":
+        low, high, length = (scaling[name] for name in ("low", "high", "length"))
+        wavelength = np.float32(2 * np.pi) / plain
+        share = (np.float32(length) / wavelength - np.float32(low)) / np.float32(high - low)
+        mean = (one - share) * plain / factor + share * plain
+        return np.where(wavelength > length / low, plain / factor, np.where(wavelength < length / high, plain, mean))
+    if kind == "yarn":
+        first, last = (
+            config.turned * np.log(scaling["length"] / (turns * 2 * np.pi)) / (2 * np.log(base))
+            for turns in (scaling["beta_fast"], scaling["beta_slow"])
+        )
+        if scaling["truncate"]:
+            first, last = np.floor(first), np.ceil(last)
+        first, last = max(first, 0), min(last, config.turned - 1)
+        last += 0.001 if first == last else 0
+        index = np.arange(config.turned // 2, dtype=np.float32)
+        ramp = np.clip((index - np.float32(first)) / np.float32(last - first), 0, 1).astype(np.float32)
+        own = one - ramp
+        return (one / (factor * power) * (one - own) + plain * own).astype(np.float32, copy=False)
+    return plain / factor
+
+
+def rotation_of(layer: TransformerConfig) -> tuple[Any, ...] | None:
+    """The values that a layer's rotation depends on; None without rotary positions."""
+    return (layer.rotary_base, layer.turned, layer.rotary_scaling) if layer.positions == "rotary" else None
+
+
+def long_from(layer: TransformerConfig) -> int | None:
+    """The first position that makes a row long: it is then turned by the frequencies `long` of longrope. None: none.
+
+    As in transformers, a run chooses by its last position, and cached keys stay as they were turned. There the longest
+    row of a batch decides for all, here each row for itself.
+    """
+    scaling = layer.rotary_scaling
+    return int(scaling["length"]) if scaling.get("kind") == "longrope" else None
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +120,7 @@ def distinct_rotations(
     (0, 0, 0, 0, 0, 1, ...). A layer without rotary positions counts as a rotation of its own.
     """
     layers = config.layers(stack)
-    rotations = [(c.rotary_base, c.d_k) if c.positions == "rotary" else None for c in layers]
+    rotations = [rotation_of(c) for c in layers]
     distinct = list(dict.fromkeys(rotations))
     return tuple(layers[rotations.index(r)] for r in distinct), tuple(map(distinct.index, rotations))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from mlx_transformer.system.errors import Text
@@ -12,6 +14,46 @@ SINUSOIDS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_concat")
 """Positions added to the embeddings, not learned."""
 RELATIVE = ("relative", "relative_layers")
 """Positions that add a learned bias to each attention score, from one table per stack or per layer."""
+
+SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low", "high", "length"),
+    "yarn": ("factor", "length", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "longrope": ("short", "long", "length", "attention_factor"),
+    "divisors": ("divisors",),
+}
+"""{kind of `rotary_scaling`: its other keys}, all of them needed; `core/positions.py` has the formulas."""
+LISTS = ("short", "long", "divisors")
+"""Keys of `rotary_scaling` that hold a number for each pair."""
+
+
+def scaling_problems(table: Any) -> list[str]:
+    """Check a `rotary_scaling` by itself; returns the problems."""
+    if not isinstance(table, Mapping):
+        return [f"rotary_scaling={table!r:.60} must be a table of fields"]
+    if not table:
+        return []
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        return [f"rotary_scaling: kind={kind!r:.60} is not one of {', '.join(SCALINGS)}"]
+    wanted = {"kind", *SCALINGS[kind]}
+    problems = [f"rotary_scaling: {kind} needs {name}" for name in SCALINGS[kind] if name not in table]
+    problems += [f"rotary_scaling: {kind} has no {name!r:.60}" for name in table if name not in wanted]
+    for name in (each for each in SCALINGS[kind] if each in table):
+        value = table[name]
+        if name == "truncate":
+            fits, expected = isinstance(value, bool), "true or false"
+        elif name in LISTS:
+            fits = isinstance(value, list | tuple) and all(map(_positive, value))
+            expected = "a list of numbers above 0 and at most 1e12"
+        else:
+            fits, expected = _positive(value), "a number above 0 and at most 1e12"
+        problems += [] if fits else [f"rotary_scaling: {name}={value!r:.60} must be {expected}"]
+    return problems
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) <= 1e12
 
 
 def relations(c: Any) -> list[str]:
@@ -31,7 +73,23 @@ def relations(c: Any) -> list[str]:
         check(getattr(c, id_name) < smallest, f"{{{id_name}}} is outside the vocabulary of {smallest}")
     # bos_id may equal either: Marian's decoder starts with the padding token, BART's with the end token.
     check(c.eos_id != c.pad_id, "eos_id must differ from pad_id")
-    check(c.positions != "rotary" or c.d_k % 2 == 0, "{positions!r} turns pairs: {d_k} must be even")
+    if c.positions == "rotary":
+        name = "d_k" if c.rotary_width is None else "rotary_width"
+        check(c.turned % 2 == 0, f"{{positions!r}} turns pairs: {{{name}}} must be even")
+        check(c.turned <= c.d_k, "{rotary_width} is wider than a head, {d_k}")
+    scaling, pairs = c.rotary_scaling, c.turned // 2
+    for name in (each for each in LISTS if each in scaling):
+        count = "rotary_scaling: {} has {} numbers, needs one for each of {} pairs"
+        check(len(scaling[name]) == pairs, count, name, len(scaling[name]), pairs)
+    alone = scaling.get("kind") != "longrope" or c.architecture == "decoder"
+    check(alone, "rotary_scaling: longrope is of a decoder alone, not of {!r}", c.architecture)
+    if scaling.get("kind") == "llama3":
+        low, high = scaling["low"], scaling["high"]
+        check(low < high, "rotary_scaling: high={} must be more than low={}", high, low)
+    check(scaling.get("kind") != "yarn" or c.rotary_base > 1, "rotary_scaling: yarn needs a base over 1: {rotary_base}")
+    for name, unset in (("rotary_width", None), ("rotary_scaling", {})):
+        fits = getattr(c, name) == unset or c.positions in ("rotary", "none")
+        check(fits, f"{name} needs positions='rotary', not {{!r}}", c.positions)
     if c.positions in RELATIVE:
         check(c.relative_buckets >= 4, "{relative_buckets} must be at least 4")
         far = c.relative_distance > c.relative_buckets // 2
@@ -44,14 +102,15 @@ def relations(c: Any) -> list[str]:
         check(c.d_model >= 4, "{positions!r} divides by d_model/2 - 1: {d_model} must be at least 4")
     check(c.norm_bias or c.norm == "layernorm", "{norm_bias} needs layernorm, not {norm!r}")
     local = c.window is not None or any("window" in layer for layer in c.layer_pattern)
-    alone = c.architecture == "encoder" or (c.first_norm and not local)
-    check(alone, "window and first_norm=False need architecture='encoder', not {!r}", c.architecture)
+    fits = c.architecture == "encoder" or (c.first_norm and not local)
+    check(fits, "window and first_norm=False need architecture='encoder', not {!r}", c.architecture)
     check(c.first_norm or c.norm_placement == "pre", "{first_norm}: norms behind the sub-layers are in every layer")
     check(not (c.positions in RELATIVE and local), "{positions!r} has no window: every key is seen")
     shared = c.positions == "relative" and any("heads" in layer for layer in c.layer_pattern)
     check(not shared, "layer_pattern: heads can't differ with {positions!r}, whose table all layers share")
-    based = [layer.get("positions", c.positions) for layer in c.layer_pattern if "rotary_base" in layer]
-    check({*based} <= {"rotary"}, "layer_pattern: rotary_base needs positions='rotary', not {!r}", c.positions)
+    for name in ("rotary_base", "rotary_width", "rotary_scaling"):
+        turned = {layer.get("positions", c.positions) for layer in c.layer_pattern if name in layer}
+        check(turned <= {"rotary"}, f"layer_pattern: {name} needs positions='rotary', not {{!r}}", c.positions)
     if c.architecture == "encoder-decoder":
         check(c.encoder_layers > 0, "{encoder_layers}: an encoder-decoder needs at least 1")
         check(c.decoder_layers > 0, "{decoder_layers}: an encoder-decoder needs at least 1")

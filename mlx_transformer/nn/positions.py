@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
-from mlx_transformer.core.positions import distinct_rotations, relative_buckets, rotary_tables, sinusoids
+from mlx_transformer.core.positions import distinct_rotations, long_from, relative_buckets, rotary_tables, sinusoids
 from mlx_transformer.system.errors import UserError
 
 from .masks import Mask, as_array, as_numbers, window_mask
@@ -22,7 +22,7 @@ from .masks import Mask, as_array, as_numbers, window_mask
 CHUNK = 1024
 
 Rotation = tuple[mx.array, mx.array] | None
-"""cos and sin, each (L, d_k/2) or (B, 1, L, d_k/2); None if positions aren't rotary."""
+"""cos and sin, each (L, D/2) or (B, 1, L, D/2), for D turned numbers of a head; None if positions aren't rotary."""
 
 
 class PositionIds(NamedTuple):
@@ -159,17 +159,24 @@ def rotation(config: TransformerConfig, position_ids: PositionIds, dtype: mx.Dty
     """cos and sin of these positions; None unless positions are rotary."""
     if config.positions != "rotary":
         return None
-    cos, sin = (table[position_ids.index].astype(dtype) for table in rotary_table(position_ids.limit, config))
+    (index, limit), begin = position_ids, long_from(config)
+    rows = [table[index] for table in rotary_table(limit, config)]
+    if begin is not None and limit > begin:
+        far = True if isinstance(index, slice) else (mx.max(index, axis=1) >= begin)[:, None, None]  # (B, 1, 1)
+        long = (table[index] for table in rotary_table(limit, config, long=True))
+        rows = [mx.where(far, own, other) for own, other in zip(long, rows, strict=True)]
+    cos, sin = (x.astype(dtype) for x in rows)
     return (cos, sin) if cos.ndim == 2 else (cos[:, None], sin[:, None])
 
 
 def rotate(x: mx.array, rotation: Rotation) -> mx.array:
-    """Rotate each pair (x_i, x_{i + d_k/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
+    """Rotate each pair (x_i, x_{i + D/2}) of x (B, H, L, d_k) by its position's angle (Su et al. 2021)."""
     if rotation is None:
         return x
     cos, sin = rotation
-    x1, x2 = mx.split(x, 2, axis=-1)  # (B, H, L, d_k/2)
-    return mx.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
+    half = cos.shape[-1]
+    x1, x2, *rest = mx.split(x, [half, 2 * half] if 2 * half < x.shape[-1] else 2, axis=-1)  # (B, H, L, D/2), ...
+    return mx.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin, *rest], axis=-1)
 
 
 def sinusoid_table(length: int, config: TransformerConfig) -> mx.array:
@@ -182,9 +189,9 @@ def bucket_table(length: int, config: TransformerConfig, causal: bool) -> mx.arr
     return _buckets(_chunks(length), config, causal)
 
 
-def rotary_table(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
+def rotary_table(length: int, config: TransformerConfig, long: bool = False) -> tuple[mx.array, mx.array]:
     """At least `length` rows of cos and of sin, float32."""
-    return _rotary(_chunks(length), config)
+    return _rotary(_chunks(length), config, long)
 
 
 def _chunks(length: int) -> int:
@@ -202,6 +209,6 @@ def _buckets(length: int, config: TransformerConfig, causal: bool) -> mx.array:
 
 
 @lru_cache(maxsize=32)
-def _rotary(length: int, config: TransformerConfig) -> tuple[mx.array, mx.array]:
-    cos, sin = rotary_tables(length, config)
+def _rotary(length: int, config: TransformerConfig, long: bool) -> tuple[mx.array, mx.array]:
+    cos, sin = rotary_tables(length, config, long)
     return mx.array(cos), mx.array(sin)

@@ -85,6 +85,8 @@ class TrainArguments(TypedDict, total=False):
     max_positions: int
     first_position: int
     rotary_base: float
+    rotary_width: int | None
+    rotary_scaling: Mapping[str, Any]
     relative_buckets: int
     relative_distance: int
     tie_embeddings: Literal["none", "target-output", "source-target", "all"]

@@ -15,6 +15,7 @@ from mlx_transformer.system.errors import UserError
 BASE: dict[str, Any] = dict(
     vocab_size=40, d_model=16, heads=4, d_ff=24, max_positions=24, decoder_self_attention="attention"
 )
+YARN = dict(kind="yarn", factor=4.0, length=8, beta_fast=2.0, beta_slow=0.5, truncate=False, attention_factor=1.2)
 BY_HAND: Factors = {
     "architecture": [
         dict(architecture="encoder-decoder", encoder_layers=2, decoder_layers=1),
@@ -35,7 +36,7 @@ BY_HAND: Factors = {
     "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],
     "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0), dict(pad_id=1, bos_id=2, eos_id=2)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
-    "rotary base": [{}, dict(rotary_base=100.0)],
+    "rotary": [{}, dict(rotary_base=100.0), dict(rotary_width=2, rotary_scaling=YARN)],
     "attention scale": [{}, dict(attention_scale=0.7)],
     "attention biases": [
         {},
@@ -126,7 +127,7 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     own = draw(st.sampled_from([{}, {}, {"heads": 4, "key_value_heads": 2}, {"d_ff": 9, "gated": True}, {"d_v": 3}]))
     near = [{}, {}, dict(window=2), dict(layer_pattern=[{}, {"window": 3}])]
     turned = [dict(layer_pattern=[{"rotary_base": 50.0}, {"positions": "none", "d_ff": 5}])]
-    turned += [dict(layer_pattern=[{}, {"d_k": 4, "d_v": 5, "gated": True}])]
+    turned += [dict(layer_pattern=[{"rotary_scaling": YARN}, {"d_k": 4, "d_v": 5, "gated": True, "rotary_width": 2}])]
     sees_all = values["architecture"] != "encoder" or values["positions"] in RELATIVE
     near = [{}, {}] if sees_all else [*near, dict(layer_pattern=[{"window": 1}, {"d_k": 4, "d_ff": 5}])]
     local = draw(st.sampled_from([*near, *(turned if values["positions"] == "rotary" else [])]))

@@ -129,11 +129,55 @@ def sinusoid(positions: Array, d_model: int, layout: str = "sinusoidal") -> NDAr
     return PE.astype(np.float32)
 
 
-def rotation(positions: Array, d_k: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return cos and sin (..., d_k/2) of the rotary angles pos * base^(-2i/d_k)."""
-    i = np.arange(d_k // 2, dtype=np.float64)
-    angle = positions[..., None].astype(np.float64) * base ** (-2 * i / d_k)
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+def rotation(positions: Array, c: TransformerConfig) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return A cos and A sin (B,L,D/2) of the rotary angles pos * f_i, in float32, for positions (B,L)."""
+    pairs, scaling = range((c.rotary_width or c.d_k) // 2), c.rotary_scaling
+    f = np.array([frequency(i, c) for i in pairs])
+    if scaling.get("kind") == "longrope":  # by the length of each row
+        far = positions.max(axis=-1) >= scaling["length"]
+        f = np.where(far[:, None, None], [frequency(i, c, long=True) for i in pairs], f)  # (B,1,D/2)
+    angle = (positions[..., None].astype(np.float32) * f.astype(np.float32)).astype(np.float64)
+    A = np.float32(scaling.get("attention_factor", 1))
+    return np.cos(angle).astype(np.float32) * A, np.sin(angle).astype(np.float32) * A
+
+
+def frequency(i: int, c: TransformerConfig, long: bool = False) -> np.float32:
+    """Compute f_i = base^(-2i/D) of pair i, with the config's scaling; each operation is rounded to float32.
+
+    PI (Chen et al. 2023), Llama 3.1, YaRN (Peng et al. 2023), LongRoPE (Ding et al. 2024), GGUF's rope_freqs.
+    """
+    f32, s, D = np.float32, c.rotary_scaling, c.rotary_width or c.d_k
+    inverse = f32(c.rotary_base ** float(f32(2 * i) / f32(D)))
+    f = 1 / inverse
+    match s.get("kind"):
+        case "linear":
+            return f / f32(s["factor"])
+        case "divisors":
+            return 1 / (f32(s["divisors"][i]) * inverse)
+        case "longrope":
+            return 1 / (f32(s["long" if long else "short"][i]) * inverse)
+        case "llama3":
+            wavelength, L, slow = f32(2 * math.pi) / f, s["length"], f / f32(s["factor"])
+            if wavelength > L / s["low"]:
+                return slow
+            if wavelength < L / s["high"]:
+                return f
+            smooth = (f32(L) / wavelength - f32(s["low"])) / f32(s["high"] - s["low"])
+            return (1 - smooth) * f / f32(s["factor"]) + smooth * f
+        case "yarn":
+
+            def pair_of(turns: float) -> float:
+                """Solve length * base^(-2i/D) = 2 pi turns for i."""
+                return D * math.log(s["length"] / (2 * math.pi * turns)) / (2 * math.log(c.rotary_base))
+
+            first, last = pair_of(s["beta_fast"]), pair_of(s["beta_slow"])
+            if s["truncate"]:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0), min(last, D - 1)
+            ramp = (f32(i) - f32(first)) / f32(last - first if last != first else 0.001)
+            keep = 1 - min(max(ramp, f32(0)), f32(1))
+            return 1 / (f32(s["factor"]) * inverse) * (1 - keep) + f * keep
+    return f
 
 
 def bucket(distance: Array, buckets: int, furthest: int, causal: bool) -> Array:

@@ -379,16 +379,17 @@ class Reference:
         return normed(y) if place == "after" else y
 
     def _turn(self, x: Array, positions: Array | None, c: TransformerConfig) -> Array:
-        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): rotate (x_i, x_{i+d_k/2}) by pos * base^(-2i/d_k).
+        """Apply rotary positions (Su et al. 2021) to (B,H,L,d_k): rotate (x_i, x_{i+D/2}) by pos * f_i.
 
         `positions` (B,L); None in cross-attention, where queries and keys have no common positions.
         """
         if c.positions != "rotary" or positions is None:
             return x
-        cos, sin = rotation(positions, x.shape[-1], c.rotary_base)
+        cos, sin = rotation(positions, c)
         cos, sin = cos.astype(self.dtype)[:, None], sin.astype(self.dtype)[:, None]  # (B,1,L,d_k/2)
-        first, second = np.split(x, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        D = 2 * cos.shape[-1]
+        first, second, rest = np.split(x, [D // 2, D], axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
     # Kim et al. 2019, in place of a decoder's self-attention: relu(c), c = f c + (1 - f) x W, f = sigmoid(x W_f + b_f)
 
