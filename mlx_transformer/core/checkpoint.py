@@ -123,13 +123,13 @@ class Checkpoint:
     def packed(self, name: str) -> Packed:
         """A quantised matrix as stored, without the adapter; affine scales and biases become float32. name: a key of
         `quantization`."""
-        packed = self.quantization[name].packed(name, self._files)
+        packed = self.quantization[name].packed(name, self._files).read()
         if packed.biases is None:
             if not packed.is_finite:
                 raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
             return packed
         scales, biases = (array.astype(np.float32, copy=False) for array in (packed.scales, packed.biases))
-        return packed._replace(scales=scales, biases=biases)
+        return replace(packed, scales=scales, biases=biases)
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
         """Read all tensors as (name, array): two or three for each quantised matrix, without the adapter. The other

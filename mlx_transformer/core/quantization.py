@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,7 @@ class Scheme:
 
     def packed(self, name: str, tensors: Mapping[str, Any]) -> Packed:
         """The matrix of `tensors` (arrays by name)."""
-        words, scales, *biases = (np.asarray(tensors[each]) for each in self.tensors(name))
-        return Packed(words, scales, biases[0] if biases else None, self)
+        return Packed.of((tensors[each] for each in self.tensors(name)), self)
 
     @property
     def levels(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -202,17 +201,53 @@ def values_of(kind: str) -> NDArray[np.float32]:
     return np.where(codes < len(codes) // 2, size, -size).astype(np.float32)
 
 
-class Packed(NamedTuple):
-    """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and, if affine, biases (O, G)."""
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and, if affine, biases (O, G).
 
-    words: NDArray[np.uint32]
-    scales: NDArray[Any]
-    biases: NDArray[Any] | None
+    To NumPy it is an array of its values, and its rows can be chosen. Its parts may be in their file still (`Stored`).
+    """
+
+    words: Any
+    scales: Any
+    biases: Any
     scheme: Scheme
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.words, self.scales, self.biases)[: 2 + self.scheme.affine]
+
+    @property
+    def shape(self) -> Shape:
+        return self.words.shape[0], self.words.shape[1] * 32 // self.scheme.bits
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.scales.dtype if self.scheme.affine else np.dtype(np.float32)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray:
+        return self.read().dequantised().astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, rows: slice | NDArray) -> Packed:
+        return Packed.of([part[rows] for part in self.parts], self.scheme)
+
+    def read(self) -> Packed:
+        """The same matrix, with its parts in memory."""
+        return Packed.of(map(np.asarray, self.parts), self.scheme)
+
+    @staticmethod
+    def of(parts: Iterable[Any], scheme: Scheme) -> Packed:
+        words, scales, *biases = parts
+        return Packed(words, scales, biases[0] if biases else None, scheme)
+
+    @staticmethod
+    def joined(above: Packed, below: Packed) -> Packed:
+        """The rows of two matrices of the same scheme and width in one matrix."""
+        return Packed.of(map(np.concatenate, zip(above.parts, below.parts, strict=True)), above.scheme)
 
     def tensors(self, name: str) -> dict[str, NDArray]:
         """The tensors of a parameter of this name."""
-        return {n: array for n, array in zip(self.scheme.tensors(name), self[:3], strict=False) if array is not None}
+        return dict(zip(self.scheme.tensors(name), self.parts, strict=True))
 
     def integers(self) -> NDArray[np.uint8]:
         """Unpack q (O, D)."""
@@ -246,6 +281,22 @@ class Packed(NamedTuple):
         weights *= self.scales[..., None]
         weights += self.biases[..., None]
         return weights.reshape(len(weights), -1)
+
+
+def packed_tensors(tensors: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
+    """The tensors by name, those of each quantised matrix as one `Packed`."""
+    parts = {part for name, scheme in quantization.items() for part in scheme.tensors(name)[1:]}
+    whole = {name: scheme.packed(name, tensors) for name, scheme in quantization.items()}
+    return {name: whole.get(name, array) for name, array in tensors.items() if name not in parts}
+
+
+def stored_tensors(weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Scheme]]:
+    """The opposite of `packed_tensors`: (the tensors, the quantised matrices' schemes)"""
+    quantization = {name: array.scheme for name, array in weights.items() if isinstance(array, Packed)}
+    tensors: dict[str, Any] = {}
+    for name, array in weights.items():
+        tensors |= array.tensors(name) if isinstance(array, Packed) else {name: array}
+    return tensors, quantization
 
 
 def widened(tensors: Iterable[tuple[str, NDArray]], quantization: Quantization) -> Iterator[tuple[str, NDArray]]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +27,9 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
-from mlx_transformer.core.parameters import is_unbounded
+from mlx_transformer.core.parameters import is_unbounded, quantizable_shapes
 from mlx_transformer.core.positions import reordered
-from mlx_transformer.core.quantization import Quantization
+from mlx_transformer.core.quantization import Quantization, described, stored_tensors
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
@@ -65,13 +64,13 @@ class Imported(NamedTuple):
 
     config: TransformerConfig
     weights: dict[str, Any]
+    quantization: Quantization
+    """Schemes of the matrices that `weights` holds in several tensors."""
     tokenizer: str | None
     settings: Settings
     notes: list[str]
     """The parts of the folder that were left behind."""
     text_embedding: TextEmbedding | None = None
-    quantization: Quantization = MappingProxyType({})
-    """Schemes of the matrices that `weights` holds as they are stored."""
     """The modules behind an encoder in a folder of sentence-transformers."""
 
 
@@ -93,7 +92,10 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         folder = folder if (folder / JOINT).is_file() else network
     config, weights = imported(family, source)
     heads = family.other_heads(config, source.tensors)
-    weights = {n: x.astype(np.float32) if is_unbounded(n, config) else x for n, x in weights.items()}
+    weights, quantization = stored_tensors(weights)
+    unbounded = (n for n in weights if n not in quantization and is_unbounded(n, config))
+    weights |= {n: weights[n].astype(np.float32) for n in unbounded}
+    notes += [described(quantization, quantizable_shapes(config))] if quantization else []
     tokenizer, unread = read_tokenizer(folder, config, model_type)
     notes += unread
     if tokenizer is not None and config.architecture == "encoder":
@@ -104,12 +106,12 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
-            return Imported(config, weights, tokenizer, {}, notes)
+            return Imported(config, weights, quantization, tokenizer, {}, notes)
         sentences.embedding.check_fits(config.d_model, str(sentences.network))
         embedding = sentences.embedding.read()
         if embedding.lower_case and tokenizer is not None:
             tokenizer, embedding = lower_cased(tokenizer), replace(embedding, lower_case=False)
-        return Imported(config, weights, tokenizer, {}, [*notes, *sentences.notes], embedding)
+        return Imported(config, weights, quantization, tokenizer, {}, [*notes, *sentences.notes], embedding)
     settings, left = settings_of(source.config, source.generation, config, str(where))
     if model_type in OF_LANGUAGES and (languages := read_languages(folder, config, tokenizer)):
         settings[LANGUAGES] = languages
@@ -117,7 +119,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         settings |= languages_of_text(folder, languages, config, settings)
     if sentences is not None:
         raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
-    return Imported(config, weights, tokenizer, settings, [*left, *notes])
+    return Imported(config, weights, quantization, tokenizer, settings, [*left, *notes])
 
 
 def import_huggingface(
@@ -149,7 +151,8 @@ def import_huggingface(
     texts[CARD] = _card(place, ours.settings)
     texts |= {} if vectors is None else vectors.texts()
     tensors = {} if vectors is None else vectors.tensors()
-    save_checkpoint(output, ours.config, ours.weights, ours.tokenizer, texts=texts, tensors=tensors)
+    of_files = {"texts": texts, "tensors": tensors, "quantization": ours.quantization}
+    save_checkpoint(output, ours.config, ours.weights, ours.tokenizer, **of_files)
     return ours.notes
 
 

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
-from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.core.parameters import parameter_shapes, quantizable_shapes
 from mlx_transformer.core.positions import channels, reordered, sinusoids
+from mlx_transformer.core.quantization import KEY, SAME_KEY, Packed, from_config, packed_tensors
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.fields import field_types
 from mlx_transformer.system.tensors import Stored
@@ -133,8 +134,7 @@ class Family:
         defaults = {key: default for line in self.keys for key, default in line.defaults.items()}
         lines, fields = Given(config, generation, defaults), dict(self.ours)
         problems = [problem for line in self.keys for problem in line.read(lines, fields)]
-        if config.get("quantization_config") is not None:
-            problems.append("its weights are quantised")
+        problems += _unread_quantization(config)
         own = {name.partition(".")[2]: fields.pop(name) for name in list(fields) if name.startswith("decoder.")}
         if different := {name: value for name, value in own.items() if fields.get(name) != value}:
             fields["decoder"] = different
@@ -248,11 +248,13 @@ class Family:
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
     """Our config and weights of a published model. Raises `UserError` with all problems.
 
+    Quantised matrices are `Packed`, but for tables that are added only, which become floats of the same values.
     Biases that are off by default in our config are left out if all their values are zero.
     """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
-    config = _tied_as_stored(family, _pooled_as_stored(family, config, published.tensors), published.tensors)
-    weights, problems = family.read(config, published.tensors)
+    tensors = _with_integers(family, config, published)
+    config = _tied_as_stored(family, _pooled_as_stored(family, config, tensors), tensors)
+    weights, problems = family.read(config, tensors)
     if problems:
         raise refusal(f"{published.path}: weights don't fit config.json", problems, published.path)
     for name in _biases(family):
@@ -261,7 +263,40 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
         defaults = {field.name: field.default for field in dataclasses.fields(config)}
         if not defaults[name] and not any(np.any(array) for n, array in weights.items() if n not in shapes):
             config, weights = without, {n: weights[n] for n in shapes}
-    return config, weights
+    matrices = quantizable_shapes(config)
+    added = {n: x for n, x in weights.items() if isinstance(x, Packed) and n not in matrices}
+    return config, weights | {n: Stored(x.shape, x.dtype, x.__array__) for n, x in added.items()}
+
+
+def _unread_quantization(config: Values) -> list[str]:
+    """Problems of quantised weights that aren't mlx-lm's."""
+    others = config.get(SAME_KEY)
+    if config.get("quantize_activations"):
+        return ["quantize_activations: its activations are rounded too, which nothing here computes"]
+    if config.get(KEY) is not None or others is None or (isinstance(others, dict) and "group_size" in others):
+        return []
+    method = others.get("quant_method", "another program") if isinstance(others, dict) else others
+    return [
+        f"its weights are quantised by {method!s:.40}; import the model that it was made from, or what mlx_lm.convert makes of it"
+    ]
+
+
+def _with_integers(family: Family, config: TransformerConfig, published: Published) -> Tensors:
+    """The tensors, with each matrix that mlx-lm has quantised as one."""
+    tensors, values = published.tensors, published.config.get(KEY, published.config.get(SAME_KEY))
+    if values is None:
+        return tensors
+    shapes, matrices = parameter_shapes(config), dict[str, tuple[int, ...]]()
+    for parameter, (names, _) in family.places(config).items():
+        present = (name for name in names if name in tensors and f"{name.removesuffix('.weight')}.scales" in tensors)
+        matrices |= {name: (tensors[name].shape[0], shapes[parameter][1]) for name in present}
+    known = {"group_size", "bits", "mode", *(name.removesuffix(".weight") for name in matrices)}
+    try:
+        read = {k: v for k, v in values.items() if k in known} if isinstance(values, dict) else values
+        schemes = from_config(read, {name: tensor.shape for name, tensor in tensors.items()}, matrices)
+    except UserError as error:
+        raise UserError(f"{published.path / 'config.json'}: {error}") from error
+    return packed_tensors(tensors, schemes)
 
 
 def config_of(family: Family, config: Values, generation: Values, where: Path) -> TransformerConfig:

@@ -75,8 +75,7 @@ def check_runs(scheme: Scheme) -> None:
 def quantized(weight: NDArray, scheme: Scheme) -> Packed:
     """A matrix (O, D), rounded by MLX. Raises `UserError` as `check_runs` does."""
     check_runs(scheme)
-    words, scales, *biases = (np.array(part) for part in mx.quantize(mx.array(weight), **asdict(scheme)))
-    return Packed(words, scales, biases[0] if biases else None, scheme)
+    return Packed.of(map(np.array, mx.quantize(mx.array(weight), **asdict(scheme))), scheme)
 
 
 def matrix(layer: nn.Module, dtype: mx.Dtype = mx.float32) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -105,7 +106,7 @@ def test_short_floats_of_every_code(mode, sizes):
     np.testing.assert_array_equal(got, np.array(expected))
     packed = Packed(words, scales, None, Scheme(group_size, bits, mode))
     assert packed.is_finite
-    assert not packed._replace(scales=np.where(scales == 9, np.uint8(255), scales)).is_finite
+    assert not dataclasses.replace(packed, scales=np.where(scales == 9, np.uint8(255), scales)).is_finite
 
 
 @pytest.mark.parametrize("scheme", [*SHORT, SMALL_GROUP])
