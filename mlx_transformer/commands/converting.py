@@ -69,12 +69,15 @@ def import_command(
 def to_huggingface_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
+    mlx_lm: Annotated[
+        bool, Option("--mlx-lm", help="As mlx-lm writes it: quantised matrices keep their integers, for MLX alone.")
+    ] = False,
     force: Force = False,
 ) -> None:
-    """Write a checkpoint in the format of `transformers`, for PyTorch and Optimum too."""
+    """Write a checkpoint in the format of `transformers`, for PyTorch, Optimum and mlx-lm too."""
     from mlx_transformer.convert import pads_either_side, to_huggingface
 
-    written = to_huggingface(checkpoint, out, force=force)
+    written = to_huggingface(checkpoint, out, force=force, mlx_lm=mlx_lm)
     note = "" if pads_either_side(written) else "; pad its inputs on the right"
     print(f"{written}: written{note}")
 

@@ -123,13 +123,17 @@ class Checkpoint:
     def packed(self, name: str) -> Packed:
         """A quantised matrix as stored, without the adapter; affine scales and biases become float32. name: a key of
         `quantization`."""
-        packed = self.quantization[name].packed(name, self._files).read()
+        packed = self.matrices()[name].read()
         if packed.biases is None:
             if not packed.is_finite:
                 raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
             return packed
         scales, biases = (array.astype(np.float32, copy=False) for array in (packed.scales, packed.biases))
         return replace(packed, scales=scales, biases=biases)
+
+    def matrices(self) -> dict[str, Packed]:
+        """{name: quantised matrix as stored, not yet read}, without the adapter."""
+        return {name: scheme.packed(name, self._files) for name, scheme in self.quantization.items()}
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
         """Read all tensors as (name, array): two or three for each quantised matrix, without the adapter. The other

@@ -180,10 +180,13 @@ def sources(folder: Path) -> list[Path]:
     return sorted(file for name in names for file in folder.glob(name))
 
 
-def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = None, force: bool = False) -> Path:
+def to_huggingface(
+    checkpoint: str | Path, out: Target, family: str | None = None, force: bool = False, mlx_lm: bool = False
+) -> Path:
     """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
 
-    `family` is a key of `FAMILIES`; by default the first that has such a model.
+    `family` is a key of `FAMILIES`; by default the first that has such a model. mlx_lm: as mlx-lm writes it, which
+    keeps the integers of quantised matrices; only MLX reads these.
 
     Weights go from file to file one by one. `out` is new or empty, or with `force` such a folder that is replaced.
     Raises `UserError` with every reason why the family has no such model.
@@ -196,10 +199,17 @@ def to_huggingface(checkpoint: str | Path, out: Target, family: str | None = Non
             f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
         )
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
-    config, weights = exported(chosen, opened.config, opened.unread().items(), opened.folder)
+    tensors: dict[str, Any] = dict(opened.unread())
+    if mlx_lm:
+        if kind != "decoder":
+            raise UserError(f"{opened.folder}: is {KINDS[kind]}, and mlx-lm runs decoders alone")
+        if opened.adapted_integers:
+            raise UserError(f"{opened.folder}: has an adapter beside its integers: merge it first")
+        tensors |= {name: matrix for name, matrix in opened.matrices().items() if matrix.scheme.runs_in_mlx}
+    theirs = exported(chosen, opened.config, tensors.items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
-    return write_folder(output, opened.config, config, weights, tokenizer, settings, card, embedding)
+    return write_folder(output, opened.config, theirs, tokenizer, settings, card, embedding, mlx_lm)
 
 
 def with_peft(

@@ -273,12 +273,12 @@ def _unread_quantization(config: Values) -> list[str]:
     others = config.get(SAME_KEY)
     if config.get("quantize_activations"):
         return ["quantize_activations: its activations are rounded too, which nothing here computes"]
-    if config.get(KEY) is not None or others is None or (isinstance(others, dict) and "group_size" in others):
+    own = others is None or (isinstance(others, dict) and "group_size" in others and "quant_method" not in others)
+    if config.get(KEY) is not None or own:
         return []
     method = others.get("quant_method", "another program") if isinstance(others, dict) else others
-    return [
-        f"its weights are quantised by {method!s:.40}; import the model that it was made from, or what mlx_lm.convert makes of it"
-    ]
+    advice = "import the model that it was made from, or what mlx_lm.convert makes of it"
+    return [f"its weights are quantised by {method!s:.40}: {advice}"]
 
 
 def _with_integers(family: Family, config: TransformerConfig, published: Published) -> Tensors:
@@ -416,7 +416,10 @@ def _plus(array: Any, offset: int) -> Stored:
     return Stored(array.shape, dtype, lambda: np.asarray(array, dtype) + dtype.type(offset))
 
 
-def _joined(first: Any, second: Any, axis: int) -> Stored:
+def _joined(first: Any, second: Any, axis: int) -> Packed | Stored:
+    """Two matrices in one; in floats if not both are quantised by the same scheme."""
+    if isinstance(first, Packed) and isinstance(second, Packed) and first.scheme == second.scheme and axis == 0:
+        return Packed.joined(first, second)
     shape = list(first.shape)
     shape[axis] += second.shape[axis]
     return Stored(tuple(shape), first.dtype, lambda: np.concatenate([first, second], axis))

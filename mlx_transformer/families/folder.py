@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import HUGGING_FACE
@@ -20,6 +20,7 @@ from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.outputs import claim
+from mlx_transformer.core.quantization import KEY, SAME_KEY, stored_tensors, to_config
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
@@ -194,17 +195,25 @@ def tokenizer_config(
 def write_folder(
     out: Target,
     model_config: TransformerConfig,
-    config: Mapping[str, Any],
-    weights: Mapping[str, NDArray],
+    theirs: tuple[Mapping[str, Any], Mapping[str, Any]],
     tokenizer: str | None,
     settings: Mapping[str, Any],
     card: str,
     embedding: TextEmbedding | None = None,
+    mlx_lm: bool = False,
 ) -> Path:
-    """Write all files, durably, where nothing is lost by it. card: the begin of the model card. `UserError` as of
-    `claim`, and if the disk refuses."""
-    output = claim(out, HUGGING_FACE)
-    texts: dict[str, Any] = {CONFIG: config}
+    """Write all files, durably, where nothing is lost by it. theirs: of `exported`. card: the begin of the model card.
+    mlx_lm: with the index and the sorted config of mlx-lm. `UserError` as of `claim`, and if the disk refuses."""
+    output, (config, weights) = claim(out, HUGGING_FACE), theirs
+    tensors, quantization = stored_tensors(weights)
+    if quantization:
+        entry = to_config(quantization)
+        config = {**config, KEY: entry, SAME_KEY: entry}
+    texts: dict[str, Any] = {CONFIG: dict(sorted(config.items())) if mlx_lm else config}
+    if mlx_lm:
+        sizes = {"total_size": sum(x.nbytes for x in tensors.values())}
+        sizes["total_parameters"] = sum(math.prod(x.shape) for x in weights.values())
+        texts[FORMS[0].index] = {"metadata": sizes, "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}
     if model_config.has_decoder:
         texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(output) as temporary:
@@ -223,7 +232,8 @@ def write_folder(
         for name, values in texts.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        write_tensors(temporary / WEIGHTS, weights, metadata={"format": "pt"})  # transformers wants to be told
+        # Both transformers and mlx-lm want to be told.
+        write_tensors(temporary / WEIGHTS, tensors, metadata={"format": "mlx" if mlx_lm else "pt"})
         write_card(temporary, model_config, _form(temporary, model_config), card, output.path)
     return output.path
 

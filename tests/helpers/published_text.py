@@ -33,7 +33,7 @@ def write_model(folder: Path, values: dict[str, Any], **files: Any) -> Path:
     assert not problems
     config = TransformerConfig.from_dict(fields)
     published, weights = exported(family, config, random_weights(config).items(), folder)
-    write_folder(folder, config, published, weights, None, {}, "")
+    write_folder(folder, config, (published, weights), None, {}, "")
     for name, contents in files.items():
         data = contents if isinstance(contents, bytes) else contents.encode() if isinstance(contents, str) else None
         path = folder / name.replace("__", ".")

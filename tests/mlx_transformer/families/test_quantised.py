@@ -18,7 +18,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.parameters import quantizable_shapes
-from mlx_transformer.core.quantization import Scheme, from_config
+from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.nn.quantize import quantized
 from mlx_transformer.system.errors import UserError
 
@@ -31,7 +31,9 @@ def quantised_folder(source: Path, out: Path, **entry) -> Path:
     """A folder like `source`, but 64 wide, its matrices quantised in turn by `SCHEMES`; in `out`-plain the same values
     as floats."""
     import_huggingface(source, out.with_name("small"))
-    config = dataclasses.replace(open_checkpoint(out.with_name("small")).config, d_model=64, d_k=None, d_v=None, d_ff=96)
+    config = dataclasses.replace(
+        open_checkpoint(out.with_name("small")).config, d_model=64, d_k=None, d_v=None, d_ff=96
+    )
     save_checkpoint(out.with_name("wide"), config, random_weights(config))
     source = to_huggingface(out.with_name("wide"), out.with_name("published"))
     tensors, stored, plain = load_file(source / "model.safetensors"), {}, {}
@@ -78,7 +80,7 @@ def test_integers_stay(name, tmp_path):
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}, "quantised by gptq; import"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}, "quantised by gptq: import"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by awq"),
         ({"quantization": {**ENTRY, "bits": 7}}, "config.json: quantization: bits=7"),
         ({"quantization": {**ENTRY, "model.shared": {"group_size": 32, "bits": 8}}}, "model.shared.weight is"),
