@@ -123,13 +123,10 @@ class Checkpoint:
     def packed(self, name: str) -> Packed:
         """A quantised matrix as stored, without the adapter; affine scales and biases become float32. name: a key of
         `quantization`."""
-        packed = self.matrices()[name].read()
-        if packed.biases is None:
-            if not packed.is_finite:
-                raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
-            return packed
-        scales, biases = (array.astype(np.float32, copy=False) for array in (packed.scales, packed.biases))
-        return replace(packed, scales=scales, biases=biases)
+        packed = self.matrices()[name].widened()
+        if not packed.scheme.affine and not packed.is_finite:
+            raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
+        return packed
 
     def matrices(self) -> dict[str, Packed]:
         """{name: quantised matrix as stored, not yet read}, without the adapter."""

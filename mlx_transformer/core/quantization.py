@@ -221,19 +221,18 @@ class Packed:
     def shape(self) -> Shape:
         return self.words.shape[0], self.words.shape[1] * 32 // self.scheme.bits
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self.scales.dtype if self.scheme.affine else np.dtype(np.float32)
+    dtype = np.dtype(np.float32)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray:
-        return self.read().dequantised().astype(dtype or self.dtype, copy=False)
+        return self.widened().dequantised().astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, rows: slice | NDArray) -> Packed:
         return Packed.of([part[rows] for part in self.parts], self.scheme)
 
-    def read(self) -> Packed:
-        """The same matrix, with its parts in memory."""
-        return Packed.of(map(np.asarray, self.parts), self.scheme)
+    def widened(self) -> Packed:
+        """The same matrix in memory, with scales and biases of 16 bits in float32."""
+        read = (np.asarray(part) for part in self.parts)
+        return Packed.of((x.astype(np.float32) if x.dtype.kind == "f" else x for x in read), self.scheme)
 
     @staticmethod
     def of(parts: Iterable[Any], scheme: Scheme) -> Packed:
@@ -254,7 +253,7 @@ class Packed:
         bits = self.scheme.bits
         begin = np.arange(8) * bits  # 8 values take `bits` bytes, and each value at most two of them
         first, last, shift = begin // 8, (begin + bits - 1) // 8, (begin % 8).astype(np.uint16)
-        octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(len(self.words), -1, bits)
+        octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(self.shape[0], -1, bits)
         pairs = octets[..., first] | octets[..., last].astype(np.uint16) << 8  # (O, D / 8, 8)
         return (pairs >> shift & (2**bits - 1)).astype(np.uint8).reshape(len(octets), -1)
 
@@ -274,13 +273,14 @@ class Packed:
         of about every second weight.
         """
         grouped = self.integers().reshape(*self.scales.shape, self.scheme.group_size)  # (O, G, group_size)
-        if self.biases is None:
-            values, scales = self.scheme.levels
-            return (values[grouped] * scales[self.scales][..., None]).reshape(len(grouped), -1)
-        weights = grouped.astype(self.scales.dtype)
-        weights *= self.scales[..., None]
-        weights += self.biases[..., None]
-        return weights.reshape(len(weights), -1)
+        scales, *biases = (np.asarray(part)[..., None] for part in self.parts[1:])
+        if not biases:
+            values, sizes = self.scheme.levels
+            return (values[grouped] * sizes[scales]).reshape(self.shape)
+        weights = grouped.astype(scales.dtype)
+        weights *= scales
+        weights += biases[0]
+        return weights.reshape(self.shape)
 
 
 def packed_tensors(tensors: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
 from .encoder_text import lower_cased
-from .engine import Published, channel_order, differences, exported, imported
+from .engine import Published, channel_order, differences, exported, imported, with_integers
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
@@ -87,7 +87,7 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
     family, notes = FAMILIES[model_type], list[str]()
     if adapter is not None:
-        source, note = adapter.applied(source, family)
+        source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)
         folder = folder if (folder / JOINT).is_file() else network
     config, weights = imported(family, source)

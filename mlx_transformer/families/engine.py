@@ -252,7 +252,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     Biases that are off by default in our config are left out if all their values are zero.
     """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
-    tensors = _with_integers(family, config, published)
+    tensors = with_integers(family, published).tensors
     config = _tied_as_stored(family, _pooled_as_stored(family, config, tensors), tensors)
     weights, problems = family.read(config, tensors)
     if problems:
@@ -281,11 +281,12 @@ def _unread_quantization(config: Values) -> list[str]:
     return [f"its weights are quantised by {method!s:.40}: {advice}"]
 
 
-def _with_integers(family: Family, config: TransformerConfig, published: Published) -> Tensors:
-    """The tensors, with each matrix that mlx-lm has quantised as one."""
+def with_integers(family: Family, published: Published) -> Published:
+    """The model with each matrix that mlx-lm has quantised as one tensor, `Packed`."""
     tensors, values = published.tensors, published.config.get(KEY, published.config.get(SAME_KEY))
-    if values is None:
-        return tensors
+    if values is None or not any(name.endswith(".scales") for name in tensors):
+        return published
+    config = config_of(family, published.config, published.generation, published.path / "config.json")
     shapes, matrices = parameter_shapes(config), dict[str, tuple[int, ...]]()
     for parameter, (names, _) in family.places(config).items():
         present = (name for name in names if name in tensors and f"{name.removesuffix('.weight')}.scales" in tensors)
@@ -296,7 +297,7 @@ def _with_integers(family: Family, config: TransformerConfig, published: Publish
         schemes = from_config(read, {name: tensor.shape for name, tensor in tensors.items()}, matrices)
     except UserError as error:
         raise UserError(f"{published.path / 'config.json'}: {error}") from error
-    return packed_tensors(tensors, schemes)
+    return dataclasses.replace(published, tensors=packed_tensors(tensors, schemes))
 
 
 def config_of(family: Family, config: Values, generation: Values, where: Path) -> TransformerConfig:
