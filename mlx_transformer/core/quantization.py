@@ -232,7 +232,7 @@ class Packed:
     def widened(self) -> Packed:
         """The same matrix in memory, with scales and biases of 16 bits in float32."""
         read = (np.asarray(part) for part in self.parts)
-        return Packed.of((x.astype(np.float32) if x.dtype.kind == "f" else x for x in read), self.scheme)
+        return Packed.of((x if x.dtype.kind == "u" else x.astype(np.float32) for x in read), self.scheme)
 
     @staticmethod
     def of(parts: Iterable[Any], scheme: Scheme) -> Packed:

@@ -42,7 +42,7 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
 from .encoder_text import lower_cased
-from .engine import Published, channel_order, differences, exported, imported, with_integers
+from .engine import Published, channel_order, differences, exported, imported, of_mlx_lm, with_integers
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
@@ -206,6 +206,7 @@ def to_huggingface(
         if opened.adapted_integers:
             raise UserError(f"{opened.folder}: has an adapter beside its integers: merge it first")
         tensors |= {name: matrix for name, matrix in opened.matrices().items() if matrix.scheme.runs_in_mlx}
+        chosen = of_mlx_lm(chosen)
     theirs = exported(chosen, opened.config, tensors.items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)

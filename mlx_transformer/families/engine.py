@@ -114,6 +114,8 @@ class Family:
     """Adds fields that follow from others, e.g. `d_v` from `d_k`. It gets fields within their bounds only."""
     counts_tokens: bool = False
     """Whether padding takes no position and may be on the left; else it must be on the right."""
+    mlx_prefix: str = ""
+    """In folders of mlx-lm in place of `prefix`, if they differ; matrices aren't transposed there."""
     prefix: str = ""
     """Prefix of all names, except in a bare encoder, e.g. "bert."; names are read with and without it."""
     spellings: Mapping[str, str] = field(default_factory=dict)
@@ -252,6 +254,8 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     Biases that are off by default in our config are left out if all their values are zero.
     """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
+    if family.mlx_prefix and any(name.startswith(family.mlx_prefix) for name in published.tensors):
+        family = of_mlx_lm(family)
     tensors = with_integers(family, published).tensors
     config = _tied_as_stored(family, _pooled_as_stored(family, config, tensors), tensors)
     weights, problems = family.read(config, tensors)
@@ -279,6 +283,19 @@ def _unread_quantization(config: Values) -> list[str]:
     method = others.get("quant_method", "another program") if isinstance(others, dict) else others
     advice = "import the model that it was made from, or what mlx_lm.convert makes of it"
     return [f"its weights are quantised by {method!s:.40}: {advice}"]
+
+
+def of_mlx_lm(family: Family) -> Family:
+    """The family as mlx-lm stores it."""
+
+    def names(config: Any) -> dict[str, str | At]:
+        places = ((ours, at if isinstance(at, At) else At(at)) for ours, at in family.names(config).items())
+        return {
+            ours: dataclasses.replace(at, name=at.name.replace(family.prefix, family.mlx_prefix), transposed=False)
+            for ours, at in places
+        }
+
+    return dataclasses.replace(family, names=names, prefix=family.mlx_prefix) if family.mlx_prefix else family
 
 
 def with_integers(family: Family, published: Published) -> Published:
@@ -407,7 +424,9 @@ def _tied_as_stored(family: Family, config: TransformerConfig, tensors: Tensors)
     return next((c for c in looser if all(arrays and agree(arrays) for arrays in copies(c))), config)
 
 
-def _transposed(array: Any) -> Stored:
+def _transposed(array: Any) -> Packed | Stored:
+    if isinstance(array, Packed):  # these are (out, in) always, as a scale belongs to inputs
+        return array
     return Stored(array.shape[::-1], array.dtype, lambda: np.asarray(array).T)
 
 
@@ -419,7 +438,7 @@ def _plus(array: Any, offset: int) -> Stored:
 
 def _joined(first: Any, second: Any, axis: int) -> Packed | Stored:
     """Two matrices in one; in floats if not both are quantised by the same scheme."""
-    if isinstance(first, Packed) and isinstance(second, Packed) and first.scheme == second.scheme and axis == 0:
+    if isinstance(first, Packed) and isinstance(second, Packed) and first.scheme == second.scheme:
         return Packed.joined(first, second)
     shape = list(first.shape)
     shape[axis] += second.shape[axis]

@@ -58,5 +58,6 @@ GPT2 = Family(
     names=names,
     counts_tokens=True,
     prefix="transformer.",
+    mlx_prefix="model.",
     ignored=(f"{THEIRS}.attn", f"{THEIRS}.attn.masked_bias"),
 )
