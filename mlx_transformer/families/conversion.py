@@ -201,8 +201,8 @@ def to_huggingface(
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     tensors: dict[str, Any] = dict(opened.unread())
     if mlx_lm:
-        if kind != "decoder":
-            raise UserError(f"{opened.folder}: is {KINDS[kind]}, and mlx-lm runs decoders alone")
+        if opened.config.architecture != "decoder":
+            raise UserError(f"{opened.folder}: mlx-lm runs decoders alone, this is an {opened.config.architecture}")
         if opened.adapted_integers:
             raise UserError(f"{opened.folder}: has an adapter beside its integers: merge it first")
         tensors |= {name: matrix for name, matrix in opened.matrices().items() if matrix.scheme.runs_in_mlx}
