@@ -31,13 +31,15 @@ def causal_padding_mask(op: Op, tokens: ir.Value, distances: ir.Value) -> ir.Val
     return additive(op, op.And(visible, op.Unsqueeze(as_boolean(op, tokens), [1, 2])))
 
 
-def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int) -> ir.Value:
-    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, S).
+def window_mask(op: Op, mask: Mask, distances: ir.Value, window: int, causal: bool = False) -> ir.Value:
+    """Mask keys more than `window` positions away, and those masked in `mask`, e.g. (B, 1, 1, S).
 
+    causal: keys `window` or more positions before the query, which sees `window` keys with its own. Padding is counted.
     Distances from queries to keys (L, S) -> (B, 1, L, S), without a mask (L, S). Sums are clipped at `HIDDEN`, so that
     a query that sees no key stays uniform.
     """
-    near = op.Where(op.LessOrEqual(op.Abs(distances), window), 0.0, HIDDEN)
+    close = op.Greater(distances, -window) if causal else op.LessOrEqual(op.Abs(distances), window)
+    near = op.Where(close, 0.0, HIDDEN)
     return near if mask is None else op.Clip(op.Add(near, mask), HIDDEN)
 
 

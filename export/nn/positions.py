@@ -109,9 +109,8 @@ class Positions(nn.Module):
     def windowed(self, op: Op, mask: Mask, position_ids: PositionIds) -> list[Mask]:
         """Each layer's mask, with keys outside its window masked."""
         windows = [layer.window for layer in self.config.layers(self.stack)]
-        masks = {
-            w: mask if w is None else window_mask(op, mask, position_ids.distances, w) for w in dict.fromkeys(windows)
-        }
+        far = position_ids.distances
+        masks = {w: mask if w is None else window_mask(op, mask, far, w, self.causal) for w in dict.fromkeys(windows)}
         return [masks[w] for w in windows]
 
     def add_rows(self, op: Op, x: ir.Value, position_ids: PositionIds) -> ir.Value:
@@ -125,7 +124,7 @@ class Positions(nn.Module):
         """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:
-            return [mask] * self.count if self.causal else self.windowed(op, mask, position_ids)
+            return self.windowed(op, mask, position_ids)
         first = self.config.max_positions - 1  # the table's entry for distance 0
         rows = op.Gather(bucket_table(op, self.config, self.causal), op.Add(position_ids.distances, first))  # (L, S)
         if self.kind == "relative_layers":

@@ -202,7 +202,8 @@ class TransformerConfig:
     attention_scale: Scale | None = None
     """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
     window: Length | None = None
-    """Local attention, encoder-only: each position sees keys up to this many positions away; unset: all keys."""
+    """Local attention, of an encoder or a decoder alone. Each position sees keys up to this many positions away; in a
+    decoder this many keys, the last one its own, as in Mistral and Gemma; unset: all keys."""
     decoder_self_attention: DecoderSelfAttention = "attention"
     """Self-attention of the decoder, or in its place a simpler simple recurrent unit, which keeps one vector per layer
     instead of keys and values (ssru; Kim et al. 2019, as in Marian's students)."""

@@ -81,8 +81,8 @@ def relations(c: Any) -> list[str]:
     for name in (each for each in LISTS if each in scaling):
         count = "rotary_scaling: {} has {} numbers, needs one for each of {} pairs"
         check(len(scaling[name]) == pairs, count, name, len(scaling[name]), pairs)
-    alone = scaling.get("kind") != "longrope" or c.architecture == "decoder"
-    check(alone, "rotary_scaling: longrope is of a decoder alone, not of {!r}", c.architecture)
+    fits = scaling.get("kind") != "longrope" or c.architecture == "decoder"
+    check(fits, "rotary_scaling: longrope is of a decoder alone, not of {!r}", c.architecture)
     if scaling.get("kind") == "llama3":
         low, high = scaling["low"], scaling["high"]
         check(low < high, "rotary_scaling: high={} must be more than low={}", high, low)
@@ -102,8 +102,13 @@ def relations(c: Any) -> list[str]:
         check(c.d_model >= 4, "{positions!r} divides by d_model/2 - 1: {d_model} must be at least 4")
     check(c.norm_bias or c.norm == "layernorm", "{norm_bias} needs layernorm, not {norm!r}")
     local = c.window is not None or any("window" in layer for layer in c.layer_pattern)
-    fits = c.architecture == "encoder" or (c.first_norm and not local)
-    check(fits, "window and first_norm=False need architecture='encoder', not {!r}", c.architecture)
+    alone = c.architecture in ("encoder", "decoder") or not local
+    check(alone, "window is of an encoder or a decoder alone, not of {!r}", c.architecture)
+    check(
+        c.first_norm or c.architecture == "encoder",
+        "{first_norm} needs architecture='encoder', not {!r}",
+        c.architecture,
+    )
     check(c.first_norm or c.norm_placement == "pre", "{first_norm}: norms behind the sub-layers are in every layer")
     check(not (c.positions in RELATIVE and local), "{positions!r} has no window: every key is seen")
     shared = c.positions == "relative" and any("heads" in layer for layer in c.layer_pattern)

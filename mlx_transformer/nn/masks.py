@@ -49,15 +49,16 @@ def document_mask(segments: mx.array) -> mx.array:
     return (causal_mask(length, length) & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
 
-def window_mask(mask: Mask, length: int, window: int) -> mx.array:
-    """Mask keys more than `window` positions away, and those masked in `mask` (B, 1, 1, L): (L, L) or (B, 1, L, L).
+def window_mask(mask: Mask, queries: int, keys: int, window: int, causal: bool = False) -> mx.array:
+    """Mask keys more than `window` positions away, and those masked in `mask`: (T, S) or (B, 1 or H, T, S).
 
+    causal: keys `window` or more positions before the query, which sees `window` keys with its own. Padding is counted.
     Every query attends to itself.
     """
-    places = mx.arange(length)
-    near = mx.abs(places[:, None] - places) <= window
-    array = as_array(mask, length, length)
-    return near if array is None else (near & array) | (places[:, None] == places)
+    apart = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]  # (T, S)
+    near = apart > -window if causal else mx.abs(apart) <= window
+    array = as_array(mask, queries, keys)
+    return near if array is None else (near & array) | (apart == 0)
 
 
 def pooling_weights(tokens: mx.array, pooling: str) -> mx.array:

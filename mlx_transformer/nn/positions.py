@@ -102,11 +102,13 @@ class Positions(nn.Module):
         angles = [rotation(layer, position_ids, dtype) for layer in distinct]
         return [angles[i] for i in of_layer]
 
-    def windowed(self, mask: Mask, queries: int) -> list[Mask]:
+    def windowed(self, mask: Mask, position_ids: PositionIds, queries: int) -> list[Mask]:
         """Each layer's mask, with keys outside its window masked."""
-        windows = [layer.window for layer in self.config.layers(self.stack)]
-        masks: dict[int | None, Mask] = {None: mask}
-        masks |= {w: window_mask(mask, queries, w) for w in dict.fromkeys(windows) if w is not None}
+        keys = position_ids.limit
+        windows = [w if w is None or w < keys else None for w in (c.window for c in self.config.layers(self.stack))]
+        masks = {
+            w: mask if w is None else window_mask(mask, queries, keys, w, self.causal) for w in dict.fromkeys(windows)
+        }
         return [masks[w] for w in windows]
 
     def add_rows(self, x: mx.array, position_ids: PositionIds) -> mx.array:
@@ -125,7 +127,7 @@ class Positions(nn.Module):
         """Each layer's mask. Relative positions add a learned number per head and distance, (B, H, L, S) (Raffel et al.
         2020)."""
         if self.kind not in RELATIVE:
-            return [mask] * self.count if self.causal else self.windowed(mask, queries)
+            return self.windowed(mask, position_ids, queries)
         keys = position_ids.limit
         table = bucket_table(keys, self.config, self.causal)
         distances = mx.arange(keys) - mx.arange(keys - queries, keys)[:, None]  # (L, S)

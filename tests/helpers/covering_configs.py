@@ -128,7 +128,7 @@ def configs(draw: st.DrawFn, architecture: str | None = None) -> TransformerConf
     near = [{}, {}, dict(window=2), dict(layer_pattern=[{}, {"window": 3}])]
     turned = [dict(layer_pattern=[{"rotary_base": 50.0}, {"positions": "none", "d_ff": 5}])]
     turned += [dict(layer_pattern=[{"rotary_scaling": YARN}, {"d_k": 4, "d_v": 5, "gated": True, "rotary_width": 2}])]
-    sees_all = values["architecture"] != "encoder" or values["positions"] in RELATIVE
+    sees_all = values["architecture"] == "encoder-decoder" or values["positions"] in RELATIVE
     near = [{}, {}] if sees_all else [*near, dict(layer_pattern=[{"window": 1}, {"d_k": 4, "d_ff": 5}])]
     local = draw(st.sampled_from([*near, *(turned if values["positions"] == "rotary" else [])]))
     head = draw(st.sampled_from(HEADS if values["architecture"] == "encoder" else [{}]))

@@ -161,7 +161,7 @@ ONNX = {
         tap=f"{E1}.self_attention", culprit="mask and softmax",
     ),
     "a layer turned by the base of the others": Mutation(
-        reads("encoder/positions/Gather", "positions.100.cos", "positions.cos"), model="near keys",
+        reads("encoder/positions/Gather", "positions.1.cos", "positions.cos"), model="near keys",
         tap=f"{E1}.self_attention", culprit="queries",
     ),
     "embedding scale a little off": Mutation(

@@ -13,6 +13,7 @@ export function attentionOf(v, part) {
   const cross = part === 'cross_attention';
   const group = v.shape.heads / v.shape.kvHeads;
   const looked = cross ? v.source : v.read;
+  const window = v.shape.window(v.l) ?? Infinity;
   return {
     name,
     of: (point) => `${name}.${point}`,
@@ -21,7 +22,7 @@ export function attentionOf(v, part) {
     shape: v.shape,
     kv: Math.floor(v.h / group), // key/value head of this query head
     looked,
-    allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= (v.shape.window(v.l) ?? Infinity) : v.off.mask || j <= v.i),
+    allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= window : v.off.mask || (j <= v.i && v.i - j < window)),
   };
 }
 

@@ -262,15 +262,16 @@ class Reference:
         real = np.concatenate([cache.real, new], axis=1)  # (B,P+L)
         past = cache.real.shape[1]
         positions = position_ids(real)[:, past:]
-        earlier = np.tri(real.shape[1], dtype=bool)[past:]  # (L,P+L): key index <= query index
-        allowed = earlier & real[:, None, None, :]  # (B,1,L,P+L)
+        back = np.arange(past, real.shape[1])[:, None] - np.arange(real.shape[1])  # (L,P+L): query index - key index
         source = None if cache.source_mask is None else cache.source_mask[:, None, None, :]  # (B,1,1,S)
         x = self.embed(target_embedding_name(c), "decoder", tokens, positions, tap)
         pasts: list[Past] = []
         for i in range(c.decoder_layers):
-            layer = f"decoder.layers.{i}"
+            layer, window = f"decoder.layers.{i}", c.of("decoder", i).window
+            near = (back >= 0) & (back < (back.size if window is None else window))
+            allowed = near & real[:, None, None, :]  # (B,1,L,P+L)
 
-            def self_attention(y: Array, i: int = i, name: str = layer) -> Array:
+            def self_attention(y: Array, i: int = i, name: str = layer, allowed: Bits = allowed) -> Array:
                 observe = self.observer(tap, f"{name}.self_attention")
                 past = cache.self_attention[i]
                 if c.recurrent:

@@ -56,7 +56,12 @@ OWN: dict[str, dict[str, Any]] = {
         decoder_layers=4,
         positions="rotary",
         norm="rmsnorm",
-        layer_pattern=[{}, {"positions": "none"}, {"rotary_base": 77.0, "d_k": 6}, {"key_value_heads": 1, "d_ff": 7}],
+        layer_pattern=[
+            {"window": 2},
+            {"positions": "none"},
+            {"rotary_base": 77.0, "d_k": 6, "window": 5},
+            {"key_value_heads": 1, "d_ff": 7},
+        ],
     ),
 }
 """Models of which every layer is another."""
@@ -133,19 +138,46 @@ def test_a_pattern_is_as_short_as_it_can_be() -> None:
     assert config_of(positions="rotary", layer_pattern=[{}, LOCAL]).of("encoder", 3).window == 3
 
 
+ALONE = dict(architecture="decoder", encoder_layers=0, tie_embeddings="target-output")
+
+
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_key_at_the_edge_is_seen_and_one_beyond_is_not(window: int) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_key_at_the_edge_is_seen_and_one_beyond_is_not(window: int, causal: bool) -> None:
     """In one layer: whichever key changes changes what sees it, and nothing else; in both runtimes."""
-    config = config_of(encoder_layers=1, positions="learned", window=window)
+    stack = dict(**ALONE, decoder_layers=1) if causal else dict(encoder_layers=1)
+    config = config_of(**stack, positions="learned", window=window)
     weights = random_weights(config)
-    runtimes = (Reference(config, weights).encode, Transformer.from_weights(config, weights).encode)
+    models = Reference(config, weights), Transformer.from_weights(config, weights)
     ids = np.arange(5, 17)[None]
     changed = ids.copy()
     changed[0, 6] = 30
-    for encode in runtimes:
-        before, after = (np.array(encode(x)) for x in (ids, changed))
+    for run in models if causal else (model.encode for model in models):
+        before, after = (np.array(run(x)) for x in (ids, changed))
         moved = np.abs(before - after).max(axis=-1)[0] > 0
-        assert np.flatnonzero(moved).tolist() == list(range(6 - window, 7 + window))
+        assert np.flatnonzero(moved).tolist() == list(range(6 if causal else 6 - window, 6 + window + (not causal)))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("window", [1, 4, 40])
+def test_a_decoder_with_windows_goes_on_from_its_cache_at_every_point(window: int, padded: bool) -> None:
+    """Columns are counted, padding on the left with them; a window of one key more gives other logits."""
+    layers: Any = dict(**ALONE, decoder_layers=3, positions="rotary", norm_placement="pre", key_value_heads=2)
+    config = config_of(**layers, layer_pattern=[{"window": window}, {"window": window, "rotary_base": 100.0}, {}])
+    weights, length = random_weights(config), 11
+    ids = np.random.default_rng(2).integers(5, 40, (3, length))
+    mask = np.arange(length) >= np.array([[0], [4], [9]]) if padded else np.ones((3, length), bool)
+    reference, model = Reference(config, weights), Transformer.from_weights(config, weights)
+    truth = reference(ids, mask=mask)
+    wider = [{**layer, "window": window + 1} if layer else layer for layer in config.layer_pattern]
+    other = Reference(replace(config, layer_pattern=wider), weights)(ids, mask=mask)
+    assert (np.abs(other - truth)[mask].max() > 1e-3) == (window < length)
+    for split in range(1, length):
+        cache = model.start(prompt_mask=mask) if padded else model.start()
+        parts = [ids[:, :split], *(ids[:, i : i + 1] for i in range(split, length))]
+        logits = np.concatenate([np.array(model.step(part, cache)) for part in parts], axis=1)
+        np.testing.assert_allclose(logits[mask], truth[mask], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(np.array(model(ids, mask=mask))[mask], truth[mask], rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +194,11 @@ def test_a_key_at_the_edge_is_seen_and_one_beyond_is_not(window: int) -> None:
         (dict(positions="relative", window=2), "positions='relative' has no window"),
         (dict(norm="rmsnorm", norm_bias=False), "norm_bias=False needs layernorm"),
         (dict(first_norm=False), "first_norm=False: norms behind the sub-layers are in every layer"),
-        (dict(architecture="encoder-decoder", decoder_layers=1, window=2), "need architecture='encoder'"),
+        (
+            dict(architecture="encoder-decoder", decoder_layers=1, window=2),
+            "window is of an encoder or a decoder alone",
+        ),
+        (dict(**ALONE, decoder_layers=1, first_norm=False, norm_placement="pre"), "needs architecture='encoder'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict, message: str) -> None:
