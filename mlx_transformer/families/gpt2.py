@@ -9,7 +9,7 @@ from typing import Any
 
 from .decoder_keys import Implied, Specials
 from .engine import QKV, At, Family, joint
-from .keys import ACTIVATIONS, Fixed, Heads, Key
+from .keys import ACTIVATIONS, Also, Fixed, Heads, Key
 
 OURS, THEIRS = "decoder.layers.*", "transformer.h.*"
 BYTE_255 = 187
@@ -45,6 +45,7 @@ GPT2 = Family(
         Implied("n_inner", ("d_ff",), None, lambda fields: 4 * fields["d_model"]),
         Key("activation_function", "activation", "gelu_new", {"gelu_new": "gelu_tanh", **ACTIVATIONS}),
         Key("n_positions", "max_positions", 1024),
+        Also("n_ctx", "max_positions"),
         Key("layer_norm_epsilon", "norm_epsilon", 1e-5),
         Key("scale_attn_weights", "attention_scale", True, {True: None, False: 1.0}),
         Fixed("scale_attn_by_inverse_layer_idx", False),
