@@ -16,7 +16,7 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
-from mlx_transformer.generation.settings import SETTINGS
+from mlx_transformer.generation.settings import settings_text
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import tensor_bytes
@@ -37,8 +37,8 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
     settings, embedding, config = plan.generation, plan.embedding, plan.config
     default = "float32" if "float32" in plan.precisions else plan.precisions[0]
     values: dict[str, Any] = consumers.configs(config, list(external), PRECISIONS[default].dtype, settings)
-    values |= {SETTINGS: settings} if settings else {}
     files = {name: read_bytes(file, LARGEST_SHORTLIST) for name, file in plan.named.items()}
+    files |= {name: text.encode() for name, text in settings_text(settings).items()}
     if embedding is not None:
         files |= _embedding(embedding)
         values |= sentence_files(embedding, config.d_model, config.max_positions)

@@ -40,7 +40,7 @@ from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
-from mlx_transformer.generation.settings import SETTINGS
+from mlx_transformer.generation.settings import CHAT_TEMPLATE, SETTINGS
 from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file, verify_files
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL)
 """A folder has one of these graphs in each of its precisions."""
 
-READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, EMBEDDING, DENSE, *NAMES)
+READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, CHAT_TEMPLATE, EMBEDDING, DENSE, *NAMES)
 """The files beside the graphs' folder that are read."""
 INNER_MANIFEST = f"onnx/{MANIFEST}"
 """The manifest of the graphs' folder, as listed in the manifest of the outer folder."""

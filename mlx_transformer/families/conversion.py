@@ -41,6 +41,7 @@ from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
+from .chat import read_chat
 from .encoder_text import lower_cased
 from .engine import Published, channel_order, differences, exported, imported, of_mlx_lm, with_integers
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
@@ -117,6 +118,8 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
         settings[LANGUAGES] = languages
         settings |= places_of_languages(folder, model_type)
         settings |= languages_of_text(folder, languages, config, settings)
+    if config.architecture == "decoder":
+        settings |= read_chat(folder, settings_of_text(folder))
     if sentences is not None:
         raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
     return Imported(config, weights, quantization, tokenizer, settings, [*left, *notes])

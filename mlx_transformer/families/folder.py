@@ -25,7 +25,15 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.decoding.steps import banned_ids
-from mlx_transformer.generation.settings import SETTINGS, SOURCE_LANGUAGE, TARGET_LANGUAGE
+from mlx_transformer.generation.settings import (
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
+    DEFAULT,
+    SETTINGS,
+    SOURCE_LANGUAGE,
+    SPECIAL_TOKENS,
+    TARGET_LANGUAGE,
+)
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, parse_json, read_object, read_text
@@ -37,6 +45,7 @@ from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.tokenizer import is_makers
 
 from .added import ADDED, with_specials
+from .chat import ADDITIONAL, OF_PROCESSORS
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of, listed_tokens
@@ -50,11 +59,24 @@ BESIDE_GRAPHS = re.compile(r"(?!.*\.index\.)[\w.-]+\.json|shortlist\.bin")
 """Files of a folder that export wrote, e.g. genai_config.json: its manifest lists them all."""
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
 SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
-SMALL += ("merges.txt", "target_vocab.json", "vocab.txt", INT8_SCALES, EMBEDDING, DENSE, MODULES, LIMITS, PROMPTS)
+SMALL += (
+    CHAT_TEMPLATE,
+    OF_PROCESSORS,
+    "merges.txt",
+    "target_vocab.json",
+    "vocab.txt",
+    INT8_SCALES,
+    EMBEDDING,
+    DENSE,
+    MODULES,
+    LIMITS,
+    PROMPTS,
+)
 SMALL += tuple(HEADS.values())
 """The files that are fetched from the Hub beside the weights, where they are there."""
 PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 """And of a folder of sentence-transformers what stands behind the encoder."""
+TEMPLATE = re.compile(rf"{ADDITIONAL}/[\w.-]+\.jinja")
 PIPELINE = """from transformers import pipeline
 pipe = pipeline("{}", "ORG/NAME or FOLDER")
 print(pipe("A sentence."))"""
@@ -166,6 +188,7 @@ def tokenizer_config(
         "mask_token": role_ids.get("mask", known.get("<mask>")),
     }
     special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
+    special |= settings.get(SPECIAL_TOKENS, {})
     flags = {token.content: token.special for token in added_tokens(specification)}
     silent = [contents[id] for id in role_ids.get(SILENT, ()) if contents[id] not in special.values()]
     if silent and flags[silent[0]]:
@@ -229,6 +252,10 @@ def write_folder(
                 write_tensors(temporary / name / WEIGHTS, arrays, metadata={"format": "pt"})
             for name, arrays in head_weights(embedding):
                 write_torch_tensors(temporary / name, arrays)
+        for name, template in settings.get(CHAT_TEMPLATES, {}).items():
+            file = temporary / (CHAT_TEMPLATE if name == DEFAULT else f"{ADDITIONAL}/{name}.jinja")
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(template.encode())
         for name, values in texts.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -247,7 +274,7 @@ def needed(files: Iterable[str]) -> list[str]:
     if CONFIG not in files:
         return []
     parts = [file for file in every if PART.fullmatch(file)] if MODULES in files else []
-    small = [file for file in SMALL if file in files] + parts
+    small = [file for file in SMALL if file in files] + parts + [file for file in every if TEMPLATE.fullmatch(file)]
     if ONNX_CONFIG in files:
         return [*small, *(file for file in files if BESIDE_GRAPHS.fullmatch(file) and file not in small), *graphs]
     for form in FORMS:

@@ -6,7 +6,7 @@ dataclass; `tests/repository/test_arguments.py` compares names and types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from mlx_transformer.core.heads import Kind, Pooling
@@ -87,6 +87,17 @@ class BestArguments(TextArguments, total=False):
     overlong: Overlong
     scored: bool
     aligned: bool | CrossWeights
+
+
+class ChatArguments(IdArguments, total=False):
+    """The fields of `ChatOptions`, and more for `chat`."""
+
+    template: str | None
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    date: str | None
+    variables: Mapping[str, Any]
+    continued: bool
 
 
 class StreamedTextArguments(LanguageArguments, total=False):

@@ -11,6 +11,8 @@ target_language_starts: the decoder begins with the target's token in place of t
 shortlist: the name of a file in the same folder with the candidate tokens of each source token.
 task_prefix: text before every source, e.g. T5's "translate English to German: ".
 source_language, target_language: those of a text for which the caller names none (`with_languages`).
+chat_templates: {name: text} of a decoder's templates. The one called "default" stands beside, in chat_template.jinja.
+special_tokens: {name: spelling} of the tokens that templates read, e.g. {"bos_token": "<s>"}.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.options import Options, check_options
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
-from mlx_transformer.system.files import read_json
+from mlx_transformer.system.files import read_json, read_text
 from mlx_transformer.system.manifest import CARD
 
 SETTINGS = "generation.json"
@@ -34,8 +36,11 @@ TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
 """Flags for models that read a language token elsewhere than first in the source and first in the output."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
-BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE)
+CHAT_TEMPLATES, SPECIAL_TOKENS, CHAT_TEMPLATE = "chat_templates", "special_tokens", "chat_template.jinja"
+BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE, CHAT_TEMPLATES, SPECIAL_TOKENS)
 """The keys of the file that are not fields of `Options`."""
+DEFAULT = "default"
+"""The name of a model's chat template, if it has one alone."""
 NO_SHORTLIST = "none"
 """Given in place of a shortlist file: all tokens are candidates."""
 
@@ -62,6 +67,10 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
     for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
         if name in values and (not isinstance(values[name], str) or values[name] not in languages):
             raise UserError(f"{where}: {name} {values[name]!r:.60} is none of its {LANGUAGES}")
+    for name in (CHAT_TEMPLATES, SPECIAL_TOKENS):
+        texts = values.get(name, {})
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise UserError(f"{where}: {name} are not {{name: text}}")
     if not isinstance(values.get(TASK_PREFIX, ""), str):
         raise UserError(f"{where}: {TASK_PREFIX} must be text")
     file = values.get(SHORTLIST)
@@ -77,9 +86,13 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
 
 
 def read_settings(folder: Path, config: TransformerConfig) -> Settings:
-    """Read generation.json in a model's folder; {} if there is none. Raises `UserError` if it is damaged."""
-    path = folder / SETTINGS
-    return within(checked_settings(read_json(path), config, str(path)), config) if path.exists() else {}
+    """Read generation.json in a model's folder, and its chat template; {} without either. Raises `UserError` if one is
+    damaged."""
+    path, template = folder / SETTINGS, folder / CHAT_TEMPLATE
+    settings = checked_settings(read_json(path), config, str(path)) if path.exists() else {}
+    if template.is_file():
+        settings[CHAT_TEMPLATES] = {DEFAULT: read_text(template), **settings.get(CHAT_TEMPLATES, {})}
+    return within(settings, config)
 
 
 def within(settings: Settings, config: TransformerConfig) -> Settings:
@@ -89,8 +102,12 @@ def within(settings: Settings, config: TransformerConfig) -> Settings:
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"generation.json": its contents}; {} without settings."""
-    return {SETTINGS: json.dumps(settings, indent=2) + "\n"} if settings else {}
+    """Return {"generation.json": its contents, "chat_template.jinja": the template}, each if there is something."""
+    templates = dict(settings.get(CHAT_TEMPLATES, {}))
+    texts = {CHAT_TEMPLATE: templates.pop(DEFAULT)} if DEFAULT in templates else {}
+    others = {name: value for name, value in settings.items() if name != CHAT_TEMPLATES}
+    others |= {CHAT_TEMPLATES: templates} if templates else {}
+    return ({SETTINGS: json.dumps(others, indent=2) + "\n"} if others else {}) | texts
 
 
 def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:

@@ -172,7 +172,12 @@ def complete(
     """
     check_single(options, "complete", "search")
     check_stop(stop)
-    outputs = generate(prompt_ids(tokenizer, prompts), **options)
+    return ended(tokenizer, generate(prompt_ids(tokenizer, prompts), **options), stop)
+
+
+def ended(tokenizer: Tokenizer, outputs: Ids, stop: Sequence[str]) -> list[str]:
+    """Return the texts of new ids, each up to the first stop word."""
+    check_stop(stop)
     return ["".join(until([text], stop)) for text in tokenizer.decode_batch(outputs)]
 
 
@@ -184,7 +189,12 @@ def stream_completion(
     stream_ids: (ids, **options) -> iterator of new ids.
     """
     check_stop(stop)
-    new = stream_ids(prompt_ids(tokenizer, [prompt])[0], **options)
+    return stream_answer(tokenizer, stream_ids(prompt_ids(tokenizer, [prompt])[0], **options), stop)
+
+
+def stream_answer(tokenizer: Tokenizer, new: Iterator[int], stop: Sequence[str]) -> Iterator[str]:
+    """Yield the text of new ids in pieces, up to the first stop word."""
+    check_stop(stop)
     return until(pieces(tokenizer, new), stop)
 
 

@@ -5,6 +5,7 @@ Imports are lazy: searching on ids does not load the tokenizer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -18,12 +19,16 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, check_ids
 from mlx_transformer.decoding.options import Hypothesis, check_single
 from mlx_transformer.decoding.steps import Model
+from mlx_transformer.system.errors import UserError
 
 from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
     LANGUAGES,
     NO_SHORTLIST,
     SHORTLIST,
+    SPECIAL_TOKENS,
     TASK_PREFIX,
     Settings,
     around_source,
@@ -38,11 +43,13 @@ if TYPE_CHECKING:
     from mlx_transformer.core.heads import HeadKind
     from mlx_transformer.core.shortlist import Shortlist
     from mlx_transformer.core.text_embedding import TextEmbedding
+    from mlx_transformer.text.chat import ChatTemplates, Messages
     from mlx_transformer.text.tokenizer import Tokenizer
 
     from .arguments import (
         AnswerArguments,
         BestArguments,
+        ChatArguments,
         EmbedderArguments,
         IdArguments,
         StreamArguments,
@@ -56,6 +63,8 @@ if TYPE_CHECKING:
     from .translate import Overlong, Translation, Translator
 
 T = TypeVar("T")
+ANSWER_TOKENS = 2048
+"""Most new tokens of an answer in a chat, if nobody names a limit."""
 
 
 class TextVerbs:
@@ -167,6 +176,60 @@ class TextVerbs:
         from mlx_transformer.decoding.search import search
 
         return self._searched(search, ids, prefix, {**options})
+
+    @property
+    def chat_templates(self) -> ChatTemplates | None:
+        """The model's chat templates; None if it has none."""
+        from mlx_transformer.text.chat import ChatTemplates
+
+        templates = self.generation.get(CHAT_TEMPLATES)
+        return ChatTemplates(templates, self.generation.get(SPECIAL_TOKENS, {})) if templates else None
+
+    def chat(self, messages: Messages, *, stop: Sequence[str] = (), **options: Unpack[ChatArguments]) -> str:
+        """Return a decoder's answer to a conversation, by its chat template.
+
+        messages: [{"role": "user", "content": "..."}, ...], also of roles system and assistant. stop: as for
+        `complete`. options: fields of `ChatOptions` (tools, date, ...) and of `Options`. An answer ends where the model
+        ends it, or where its positions end; the default limit is at most `ANSWER_TOKENS` new tokens.
+
+        >>> model.chat([{"role": "user", "content": "Hello!"}], sample=True, temperature=0.7)
+        """
+        check_single({**options}, "chat", "search")
+        if {**options}.get("beam", 1) == 1:
+            return "".join(self.stream_chat(messages, stop=stop, **options))
+        ids, others = self._chat_prompt(messages, {**options})
+        from .stream import ended
+
+        return ended(self._decoders("chat"), self.generate([ids], **others), stop)[0]
+
+    def stream_chat(
+        self, messages: Messages, *, stop: Sequence[str] = (), **options: Unpack[ChatArguments]
+    ) -> Iterator[str]:
+        """Yield the answer of `chat` piece by piece while it is decoded."""
+        from .stream import stream_answer
+
+        ids, others = self._chat_prompt(messages, {**options})
+        return stream_answer(self._decoders("chat"), self.stream_ids(ids, **others), stop)
+
+    def chat_ids(self, messages: Messages, **options: Any) -> list[int]:
+        """Return the ids that `chat` continues. options: fields of `ChatOptions`."""
+        from mlx_transformer.text.chat import ChatOptions, prompt
+
+        tokenizer = self._decoders("chat")
+        if self.chat_templates is None:
+            raise UserError(f"{self.where}: has no {CHAT_TEMPLATE}, so it continues prompts alone: generate")
+        return prompt(self.chat_templates, tokenizer, messages, ChatOptions(**options))
+
+    def _chat_prompt(self, messages: Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Return the ids to continue and the options of the search."""
+        from mlx_transformer.text.chat import ChatOptions
+
+        own = {field.name for field in dataclasses.fields(ChatOptions)} & options.keys()
+        ids = self.chat_ids(messages, **{name: options.pop(name) for name in own})
+        limits = {name for name in ("max_new_tokens", "max_length_factor") if options.get(name) is not None}
+        if not limits and self.generation.get("max_new_tokens") is None:
+            options["max_new_tokens"] = max(1, min(ANSWER_TOKENS, self.config.max_positions + 1 - len(ids)))
+        return ids, options
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
         """Return the log-probability of every token of each target; see `generation.likelihood.log_probabilities`."""

@@ -19,6 +19,8 @@ published encoders, WordPiece among them, cut text as their own file says (`fami
 
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -270,6 +272,46 @@ class Tokenizer:
             return rows
         before, behind = map(len, self._ends)
         return [[*ids[before : len(ids) - behind], self.eos_id] for ids in rows]
+
+    @cached_property
+    def control_tokens(self) -> list[str]:
+        """The spellings of the tokens that stand for no text, such as <|im_end|>."""
+        return [token.content for token in added_tokens(self._specification) if token.special]
+
+    def encode_control(self, text: str, mark: str = "", ends: bool = False) -> list[int]:
+        """Return ids of a text in which the spellings of control tokens are the tokens; but where a mark stands behind
+        their first character they are text, without the mark. ends: with what the vocabulary puts around a text."""
+        backend, ids, nonce = self._control
+        places = {token: i for i, token in enumerate(self.control_tokens)}
+        pattern = "|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)"
+        text = re.sub(pattern, lambda found: f"{nonce}{places[found[0]]}{nonce}", text)
+        [plain] = unicode_texts([text.replace(mark, "") if mark else text])
+        return [ids.get(id, id) for id in backend.encode(plain, add_special_tokens=ends).ids]
+
+    @cached_property
+    def _control(self) -> tuple[tokenizers.Tokenizer, dict[int, int], str]:
+        """The same vocabulary with another spelling of each control token, which no text has by chance; {its id there:
+        its id}; and what the spellings begin and end with."""
+        if self._exact is not None:
+            raise UserError("a vocabulary of SentencePiece's for translators has no control tokens in a text")
+        backend, nonce = tokenizers.Tokenizer.from_str(self.own_json()), f"\U0010fffd{secrets.token_hex(16)}"
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        tokens = [token for token in added_tokens(self._specification) if token.special]
+        others = [
+            tokenizers.AddedToken(
+                f"{nonce}{i}{nonce}",
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+            )
+            for i, token in enumerate(tokens)
+        ]
+        backend.add_tokens(others)
+        ids = {backend.token_to_id(other.content): token.id for other, token in zip(others, tokens, strict=True)}
+        return backend, ids, nonce
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:

@@ -1,0 +1,430 @@
+"""Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
+
+A template is a program of whoever published the model. It runs in Jinja2's immutable sandbox, sees strings, numbers,
+lists and dicts alone, and within limits of time and length. Its control tokens, e.g. <|im_end|>, count; the same
+spelled in a message is text: nobody ends a turn from within it.
+
+    messages -> control tokens in them marked -> template -> text -> ids, in which what is marked is text
+
+Rendered is what transformers 5 renders (`apply_chat_template`), but for the date, which can be fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import date as Date  # noqa: N812 - a type
+from datetime import datetime
+from functools import lru_cache, wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlx_transformer.system.errors import UserError, error_line, first_of
+from mlx_transformer.system.lazy import needs
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+"""E.g. [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]."""
+
+DEFAULT, TOOLS = "default", "tool_use"
+"""Names of templates. The second is taken, where there is one, if tools are given."""
+SECONDS, STEPS, CHARACTERS = 5.0, 2_000_000, 1 << 24
+"""Limits of a rendering: its time, its calls and turns of loops, and each string that it makes."""
+WIDENING = {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "tojson", "batch", "slice", "to_bytes"}
+WIDEST = 1000
+"""Functions and filters that fill up to a width, and the largest one."""
+GROWING = {"*", "replace", "join", "indent"}
+"""Those that may make as much as the product of two of their arguments."""
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names by which programs hand over a message's reasoning; a template reads one of them."""
+
+
+class ChatTemplates(NamedTuple):
+    """A model's templates."""
+
+    templates: Mapping[str, str]
+    """{name: text}; of a model with one, its name is "default"."""
+    tokens: Mapping[str, str] = {}
+    """{name: spelling} of the tokens that templates read, e.g. {"bos_token": "<s>"}."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text of all templates, by their names: a template may hide instructions, so that it is as much
+        a part of the model as its weights."""
+        texts = [self.templates[DEFAULT]] if [*self.templates] == [DEFAULT] else sorted(self.templates.items())
+        return hashlib.sha256((texts[0] if isinstance(texts[0], str) else json.dumps(texts)).encode()).hexdigest()
+
+    def chosen(self, name: str | None, tools: bool) -> str:
+        """Return a template's text. `UserError` for an unknown name, or if none is the default."""
+        found = name or (TOOLS if tools and TOOLS in self.templates else DEFAULT)
+        if found not in self.templates:
+            raise UserError(
+                f"chat template {found!r:.60}: the model has {', '.join(self.templates) or 'none'}; name it"
+            )
+        return self.templates[found]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What else a template is told."""
+
+    template: str | None = None
+    """Name of the template, if the model has several; unset: "tool_use" with tools, else "default"."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Functions that the model may call, as JSON schemas."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+    """Texts to answer from, as {"title": ..., "text": ...}."""
+    date: str | None = None
+    """The date that templates write, e.g. 2026-01-31; unset: today's, so that prompts change from day to day."""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Other variables of the template, e.g. {"enable_thinking": False}."""
+    continued: bool = False
+    """Go on with the last message, in place of an answer to it."""
+
+
+def render(
+    chat: ChatTemplates, messages: Messages, options: ChatOptions = ChatOptions(), begin_answer: bool = True
+) -> str:
+    """Return the text of a conversation. begin_answer: up to where the model's answer begins (add_generation_prompt).
+    Raises `UserError` for messages that the template refuses, and for a template that fails or goes beyond a limit."""
+    return _rendered(chat, messages, options, begin_answer, lambda value: value)
+
+
+def prompt(
+    chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
+) -> list[int]:
+    """Return the ids that a model continues with its answer; no start token but the template's own."""
+    mark = _unused(repr([messages, options]))
+    protect = _marking(tokenizer.control_tokens, mark)
+    text = _rendered(chat, messages, options, not options.continued, protect)
+    ids = tokenizer.encode_control(text, mark)
+    if not ids:
+        raise UserError("the conversation is empty: give a message")
+    return ids
+
+
+def _rendered(
+    chat: ChatTemplates,
+    messages: Messages,
+    options: ChatOptions,
+    begin_answer: bool,
+    protect: Callable[[str], str],
+) -> str:
+    plain = [_without_none(message) for message in _plain(list(messages), protect)]
+    source = chat.chosen(options.template, bool(options.tools))
+    end = ""
+    if options.continued:
+        plain, end = _open_ended(plain, chat.templates)
+    values = {
+        **chat.tokens,
+        **_plain(dict(options.variables), protect),
+        "messages": plain,
+        "tools": _plain(options.tools, protect),
+        "documents": _plain(options.documents, protect),
+        "add_generation_prompt": begin_answer and not options.continued,
+    }
+    text = _run(source, values, _day(options.date))
+    if not options.continued:
+        return text
+    place = text.rfind(end.strip())
+    if place < 0:
+        raise UserError("the chat template leaves the last message out, so it can't be continued")
+    return text[:place] if text[place : place + len(end)] == end else text[:place].rstrip()
+
+
+def _open_ended(messages: list[Any], taken: Mapping[str, str]) -> tuple[list[Any], str]:
+    """Return the messages with a mark behind the text of the last one, and the mark."""
+    mark = f"{_unused(repr([messages, taken]))}end "
+    last = dict(messages[-1]) if messages else {}
+    content = last.get("content")
+    if isinstance(content, list) and content and isinstance(content[-1], dict) and "text" in content[-1]:
+        last["content"] = [*content[:-1], {**content[-1], "text": f"{content[-1]['text']}{mark}"}]
+    elif isinstance(content, str):
+        last["content"] = content + mark
+    else:
+        raise UserError("the last message has no text to continue")
+    return [*messages[:-1], last], mark
+
+
+def _day(date: str | None) -> datetime:
+    try:
+        return datetime.now() if date is None else datetime.fromisoformat(date)
+    except (TypeError, ValueError):
+        raise UserError("{date!r:.40} is no date: write it as in 2026-01-31", date=date) from None
+
+
+def _plain(value: Any, protect: Callable[[str], str]) -> Any:
+    """Return the value made of JSON's types alone, with control tokens in its strings protected."""
+    if isinstance(value, str):
+        return protect(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key, protect): _plain(item, protect) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, protect) for item in value]
+    if isinstance(value, (Date, datetime)):
+        return value.isoformat()
+    return f"<{type(value).__name__}>"
+
+
+def _without_none(message: Any) -> dict[str, Any]:
+    """Return a message without keys of None, and with its reasoning by every name for it."""
+    if not isinstance(message, dict):
+        raise UserError(f'{message!r:.60} is no message: give {{"role": "user", "content": "..."}}')
+    known = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((known[name] for name in REASONING if name in known), None)
+    return known if reasoning is None else {"thinking": reasoning, **known, "reasoning_content": reasoning}
+
+
+def _unused(text: str) -> str:
+    """Return a private character that a text doesn't hold, nor as Python writes it."""
+    return next(c for i in range(0xF0000, 0xFFFFD) if (c := chr(i)) not in text and repr(c)[1:-1] not in text)
+
+
+def _marking(tokens: Sequence[str], mark: str) -> Callable[[str], str]:
+    """Return what puts a mark behind the first character of each control token in a text, in capitals or not, also of
+    one that it ends in the midst of: two messages might make one together."""
+    pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
+    begun = {token[:n].lower() for token in tokens for n in range(1, len(token))}
+    longest = max(map(len, begun), default=0)
+
+    def marked(text: str) -> str:
+        text = pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        n = next((n for n in range(min(longest, len(text)), 0, -1) if text[-n:].lower() in begun), 0)
+        return text if not n else f"{text[: 1 - n or None]}{mark}{text[len(text) + 1 - n :]}"
+
+    return marked
+
+
+# The sandbox.
+class _Budget:
+    """What is left of a rendering's limits."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now, self.steps, self.end = now, STEPS, time.monotonic() + SECONDS
+
+    def step(self) -> None:
+        self.steps -= 1
+        if self.steps < 0 or (self.steps % 256 == 0 and time.monotonic() > self.end):
+            raise UserError(f"the chat template takes over {SECONDS:.0f} seconds or {STEPS:,} steps: it doesn't end")
+
+    @staticmethod
+    def check(size: int) -> None:
+        if size > CHARACTERS:
+            raise UserError(f"the chat template makes a text of over {CHARACTERS:,} characters")
+
+
+_budget: ContextVar[_Budget] = ContextVar("budget")
+
+
+def _run(source: str, values: Mapping[str, Any], now: datetime) -> str:
+    jinja2 = _jinja()
+    token = _budget.set(_Budget(now))
+    try:
+        parts, size = [], 0
+        for part in _compiled(source).generate(**values):
+            size += len(part)
+            _Budget.check(size)
+            parts.append(part)
+        return "".join(parts)
+    except UserError:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"the chat template, line {error.lineno}: {error_line(error)}") from None
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the chat template refuses the conversation: {error_line(error)}") from None
+    except (RecursionError, MemoryError):
+        raise UserError("the chat template nests too deep, or makes too much: it doesn't end") from None
+    finally:
+        _budget.reset(token)
+
+
+def _jinja() -> Any:
+    """Import Jinja2. `UserError` where it is missing or older than 3.1.6: earlier sandboxes have known holes."""
+    try:
+        jinja2: Any = import_module("jinja2")
+        for name in ("ext", "sandbox"):
+            import_module(f"jinja2.{name}")
+    except ImportError:
+        raise UserError(f"chat templates need Jinja2: {needs('chat')}") from None
+    version = tuple(int(part) for part in re.findall(r"\d+", jinja2.__version__)[:3])
+    if version < (3, 1, 6):
+        raise UserError(f"Jinja2 {jinja2.__version__} has known holes in its sandbox: pip install 'jinja2>=3.1.6'")
+    return jinja2
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    """Return the environment: each call, filter, operator and turn of a loop counts, and what would make a large string
+    or list of a small one is checked before."""
+    jinja2 = _jinja()
+    nodes, namespace = jinja2.nodes, jinja2.utils.Namespace
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} ... {% endgeneration %}, which marks the model's own words for training."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    class Namespace(namespace):
+        """A namespace without names such as __class__."""
+
+        def __init__(*args: Any, **values: Any) -> None:
+            Namespace._check(dict(*args[1:], **values))
+            namespace.__init__(*args, **values)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            Namespace._check({name: value})
+            super().__setitem__(name, value)
+
+        @staticmethod
+        def _check(names: Mapping[str, Any]) -> None:
+            if wrong := [name for name in names if str(name).startswith("_")]:
+                raise jinja2.exceptions.SecurityError(f"a namespace has no {first_of(wrong, ', ')}")
+
+    class Limited(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+        def _parse(self, source: str, name: Any, filename: Any) -> Any:
+            tree = super()._parse(source, name, filename)
+            for node in [*tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))]:
+                turn = nodes.Call(nodes.EnvironmentAttribute("turn"), [], [], None, None, lineno=node.lineno)
+                node.body.insert(0, nodes.ExprStmt(turn, lineno=node.lineno))
+            _replace_joins(tree, nodes)
+            return tree
+
+        def turn(self) -> None:
+            _budget.get().step()
+
+        def joined(self, *parts: Any) -> str:
+            texts = [str(part) for part in parts]
+            _Budget.check(sum(map(len, texts)))
+            return "".join(texts)
+
+        def call(self, context: Any, f: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            _budget.get().step()
+            method = getattr(f, "__wrapped__", f)  # the sandbox's own str.format
+            _check_growth(getattr(method, "__name__", ""), [getattr(method, "__self__", None), *args], kwargs)
+            return _sized(super().call(context, f, *args, **kwargs))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _budget.get().step()
+            _check_growth(operator, [left, right], {})
+            return _sized(super().call_binop(context, operator, left, right))
+
+    environment = Limited(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"], optimized=False
+    )
+    environment.filters |= {"tojson": _to_json}
+    environment.filters = {name: _counted(name, one) for name, one in environment.filters.items()}
+    environment.globals = {
+        "range": environment.globals["range"],
+        "cycler": environment.globals["cycler"],
+        "joiner": environment.globals["joiner"],
+        "dict": _Dict(),
+        "namespace": Namespace,
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: _budget.get().now.strftime(form),
+    }
+    return environment
+
+
+def _replace_joins(node: Any, nodes: Any) -> None:
+    """Make each `a ~ b` a call that checks the length of what it makes."""
+    for name in node.fields:
+        value = getattr(node, name)
+        for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if not isinstance(child, nodes.Node):
+                continue
+            _replace_joins(child, nodes)
+            if isinstance(child, nodes.Concat):
+                call = nodes.Call(
+                    nodes.EnvironmentAttribute("joined"), child.nodes, [], None, None, lineno=child.lineno
+                )
+                if i is None:
+                    setattr(node, name, call)
+                else:
+                    value[i] = call
+
+
+def _counted(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that counts as a step; Jinja's marks on the function stay."""
+
+    @wraps(one)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _budget.get().step()
+        _check_growth(name, args, kwargs)
+        return _sized(one(*args, **kwargs))
+
+    return checked
+
+
+def _sized(made: Any) -> Any:
+    _Budget.check(len(made) if isinstance(made, (str, list)) else 0)
+    return made
+
+
+def _check_growth(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `UserError` where a function, a filter or an operator would make something large of what is small."""
+    given = [*args, *kwargs.values()]
+    sizes = [len(x) if isinstance(x, (str, list, tuple)) else abs(x) if type(x) is int else 1 for x in given]
+    if name == "+":
+        _Budget.check(0 if isinstance(given[0], (int, float)) else sum(sizes))
+    elif name in ("*", "**") and all(isinstance(x, (int, float)) for x in given):
+        bits = [x.bit_length() if isinstance(x, int) else 0 for x in given]
+        if sum(bits) > 4096 or (name == "**" and bits[0] * abs(given[1]) > 4096):
+            raise UserError("the chat template makes a number of over 4,096 bits")
+    elif name in WIDENING and any(type(x) is int and abs(x) > WIDEST for x in given):
+        raise UserError(f"the chat template asks for a width of over {WIDEST:,}")
+    elif name in ("%", "format", "format_map"):
+        form = next((x for x in given if isinstance(x, str)), "")
+        if re.search(r"\d{4}|\*", form) or len(form) > 1 << 14:
+            raise UserError(f"the chat template formats by {form!r:.40}, which may be of any width")
+    elif name in GROWING:
+        largest = sorted(sizes)[-2:]
+        _Budget.check(max(largest) * min(largest) // 4)
+
+
+class _Dict:
+    """`dict` without its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: Any) -> Iterator[Any]:
+    raise _jinja().TemplateError(str(message))
