@@ -39,6 +39,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "evaluate": ("text:evaluate", "Score a model on text with references: BLEU, chrF, TER and others."),
         "score": ("text:score", "Print the log-probabilities of given translations."),
         "generate": ("text:generate", "Continue a prompt with a decoder."),
+        "chat": ("text:chat", "Talk with a decoder, by its chat template."),
         "fill": ("text:fill", "Guess masked words with an encoder."),
         "embed": ("text:embed", "Turn text into vectors with an encoder."),
         "classify": ("text:classify", "Classify texts or pairs of texts."),
@@ -71,7 +72,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
 }
 """{panel: {command: (its module in this package and function there, its line in the list of commands)}}."""
 ALL = {name: command for commands in PANELS.values() for name, command in commands.items()}
-WITHOUT_MLX = "translate evaluate score generate fill embed classify rerank tag answer".split()
+WITHOUT_MLX = "translate evaluate score generate chat fill embed classify rerank tag answer".split()
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}

@@ -1,7 +1,7 @@
 """The commands that run a model on text.
 
-translate, evaluate, score, serve: for any translator. generate: for decoder-only models. fill, embed, classify, rerank,
-tag, answer: for encoder-only models.
+translate, evaluate, score, serve: for any translator. generate, chat: for decoder-only models. fill, embed, classify,
+rerank, tag, answer: for encoder-only models.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import json as to_json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from mlx_transformer.generation.text_options import (
     TextSettings,
 )
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import check_text
+from mlx_transformer.system.files import check_text, parse_json, read_json
 
 from .models import facts_of, open_folder, open_model, run_on_lines
 from .models import serve as serve_models
@@ -141,6 +142,106 @@ def generate(
         print()
     else:
         print("\n".join(opened.complete(prompts, stop=stop or (), **options)))
+
+
+SAMPLING = "max_new_tokens sample temperature top_k top_p seed repetition_penalty"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """What a chat template is told."""
+
+    system: str | None = None
+    """The system prompt, before all messages."""
+    messages: Path | None = field(default=None, metadata={"check": check_text})
+    """JSON file with the conversation so far: [{"role": "user", "content": "..."}, ...]; the last one is answered."""
+    tools: Path | None = field(default=None, metadata={"check": check_text})
+    """JSON file with a list of the functions that the model may call."""
+    template: str | None = None
+    """The template's name, if the model has several; unset: "tool_use" with --tools, else "default"."""
+    date: str | None = None
+    """The date that templates write, e.g. 2026-01-31; unset: today's, so that answers change from day to day."""
+    variables: str | None = None
+    """Other variables of the template, as a JSON object, e.g. '{"enable_thinking": false}'."""
+
+    def begun(self) -> list[Any]:
+        """Return the conversation so far. `UserError` for a file that has none."""
+        said = [] if self.messages is None else read_json(self.messages)
+        if not isinstance(said, list) or (self.messages is not None and not said):
+            raise UserError(f"{self.messages}: is no list of messages")
+        return ([{"role": "system", "content": self.system}] if self.system else []) + said
+
+    def told(self) -> dict[str, Any]:
+        """Return the fields of `ChatOptions`."""
+        tools = None if self.tools is None else read_json(self.tools)
+        values = (
+            {} if self.variables is None else parse_json(self.variables, "--variables: not JSON", "write an object")
+        )
+        if not isinstance(values, dict) or not isinstance(tools, (list, type(None))):
+            raise UserError("--variables is an object in JSON, and --tools a file with a list")
+        return {"tools": tools, "template": self.template, "date": self.date, "variables": values}
+
+
+def chat(
+    model: Folder,
+    message: Annotated[
+        list[str] | None,
+        Argument(
+            help="Messages to answer, each after the last's answer; without any, a conversation.", show_default=False
+        ),
+    ] = None,
+    *,
+    settings: Annotated[ChatSettings, Shown()],
+    stop: Annotated[list[str] | None, Option(help="End an answer before this word; repeat it for several.")] = None,
+    json: Annotated[
+        bool, Option("--json", help="Write the whole conversation as JSON, as --messages reads it.")
+    ] = False,
+    search: Annotated[Options, Shown("Search", SAMPLING)],
+    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+) -> None:
+    """Talk with a decoder by its chat template; answers are written while they are decoded.
+
+    In a conversation an empty line ends it, and Ctrl-C the answer. Without a terminal, standard input is the message.
+    """
+    options = chosen(search, SAMPLING) | settings.told()  # before reading the model, so that mistakes show at once
+    said = settings.begun()
+    asked: Iterator[str] = iter(message or ())
+    if not message and not (settings.messages and said[-1:]):
+        talks = sys.stdin is not None and sys.stdin.isatty()
+        asked = _typed() if talks else iter([_standard_input("the message")])
+    opened = open_folder(model, **vars(runtime))
+    opened.check_chat()
+    if not message and settings.messages:
+        asked = iter([""])  # the last message of the file
+    for text in asked:
+        said += [{"role": "user", "content": text}] if text else []
+        answer = ""
+        try:
+            for piece in opened.stream_chat(said, stop=stop or (), **options):
+                answer += piece
+                if not json:
+                    print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            if message or not sys.stdin.isatty():
+                raise
+        if not json:
+            print()
+        said.append({"role": "assistant", "content": answer})
+    if json:
+        print(to_json.dumps(said, ensure_ascii=False))
+
+
+def _typed() -> Iterator[str]:
+    """Yield what somebody types, up to an empty line or the end of the input."""
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        if not text:
+            return
+        yield text
 
 
 def fill(

@@ -188,7 +188,7 @@ def tokenizer_config(
         "mask_token": role_ids.get("mask", known.get("<mask>")),
     }
     special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
-    special |= settings.get(SPECIAL_TOKENS, {})
+    special = {**settings[SPECIAL_TOKENS]} if SPECIAL_TOKENS in settings else special
     flags = {token.content: token.special for token in added_tokens(specification)}
     silent = [contents[id] for id in role_ids.get(SILENT, ()) if contents[id] not in special.values()]
     if silent and flags[silent[0]]:

@@ -132,7 +132,8 @@ def _lengths(theirs: Values, c: TransformerConfig) -> Settings:
         least = max(0, least - 1)
     if least != 0:
         ours["min_new_tokens"] = least
-    most = theirs.get("max_new_tokens", theirs.get("max_length"))
+    # A decoder's max_length counts its prompt too: that limit is the model's positions.
+    most = theirs.get("max_new_tokens", theirs.get("max_length") if c.has_encoder else None)
     if most is not None:
         counted = most - ("max_new_tokens" not in theirs) if _is_number(most) else most
         ours["max_new_tokens"] = min(counted, c.max_positions) if _is_number(counted) else counted

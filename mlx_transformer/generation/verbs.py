@@ -215,10 +215,15 @@ class TextVerbs:
         """Return the ids that `chat` continues. options: fields of `ChatOptions`."""
         from mlx_transformer.text.chat import ChatOptions, prompt
 
-        tokenizer = self._decoders("chat")
-        if self.chat_templates is None:
-            raise UserError(f"{self.where}: has no {CHAT_TEMPLATE}, so it continues prompts alone: generate")
-        return prompt(self.chat_templates, tokenizer, messages, ChatOptions(**options))
+        templates = self.check_chat()
+        return prompt(templates, self._decoders("chat"), messages, ChatOptions(**options))
+
+    def check_chat(self) -> ChatTemplates:
+        """Return the chat templates. `UserError` for a model that has none, or takes no text."""
+        self._decoders("chat")
+        if (templates := self.chat_templates) is None:
+            raise UserError(f"{self.where}: has no {CHAT_TEMPLATE} beside its tokenizer; generate continues a prompt")
+        return templates
 
     def _chat_prompt(self, messages: Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """Return the ids to continue and the options of the search."""
@@ -226,9 +231,9 @@ class TextVerbs:
 
         own = {field.name for field in dataclasses.fields(ChatOptions)} & options.keys()
         ids = self.chat_ids(messages, **{name: options.pop(name) for name in own})
-        limits = {name for name in ("max_new_tokens", "max_length_factor") if options.get(name) is not None}
-        if not limits and self.generation.get("max_new_tokens") is None:
-            options["max_new_tokens"] = max(1, min(ANSWER_TOKENS, self.config.max_positions + 1 - len(ids)))
+        if all(options.get(name) is None for name in ("max_new_tokens", "max_length_factor")):
+            limit = self.generation.get("max_new_tokens") or ANSWER_TOKENS
+            options["max_new_tokens"] = max(1, min(limit, self.config.max_positions + 1 - len(ids)))
         return ids, options
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:

@@ -133,7 +133,7 @@ def test_every_mistake_is_one_line(call, tmp_path, monkeypatch, name):
 
 def test_what_is_written_is_named_by_out_in_every_command():
     writers = {name: {each.name for each in command.params} for name, command in COMMANDS.items()}
-    nothing = {"launch", "generate", "validate", "serve", "info", "push"}
+    nothing = {"launch", "generate", "chat", "validate", "serve", "info", "push"}
     assert {name for name, params in writers.items() if "out" not in params} == nothing
     for name in COMMANDS.keys() - nothing:
         spelled = {option for each in COMMANDS[name].params for option in each.opts}

@@ -1,0 +1,169 @@
+"""Conversations with a decoder: the same answers of every runtime, and its templates from whichever file has them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from chat_templates import CONVERSATIONS, TEMPLATES, TOKENS
+from makers_tokenizers import makers_json
+from random_models import random_weights
+
+from export import OnnxTransformer, export_onnx
+from mlx_transformer import load
+from mlx_transformer.cli import main
+from mlx_transformer.convert import import_huggingface, to_huggingface
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.families.chat import read_chat
+from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.chat import ChatTemplates, prompt
+from mlx_transformer.text.tokenizer import Tokenizer
+
+pytest.importorskip("jinja2")
+CONFIG = TransformerConfig(
+    **dict(architecture="decoder", encoder_layers=0, norm="rmsnorm", norm_placement="pre", positions="rotary"),
+    **dict(gated=True, scale_embeddings=False, attention_bias=False, feed_forward_bias=False, activation="silu"),
+    **dict(tie_embeddings="target-output", vocab_size=384, source_vocab_size=384, d_model=16, heads=2, d_ff=24),
+    **dict(decoder_layers=1, max_positions=256, dropout=0.0, pad_id=376, bos_id=376, eos_id=378),
+)
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
+QWEN = TEMPLATES["qwen2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Checkpoint, published folder with two templates, what import makes of it, and its ONNX folder."""
+    place = tmp_path_factory.mktemp("chat")
+    save_checkpoint(place / "bare", CONFIG, random_weights(CONFIG, 3), makers_json("qwen2"))
+    to_huggingface(place / "bare", place / "theirs", family="llama")
+    templates = [{"name": "default", "template": QWEN}, {"name": "tool_use", "template": "T" + QWEN}]
+    file = place / "theirs" / "tokenizer_config.json"
+    file.write_text(json.dumps({**TOKENS["qwen2"], "chat_template": templates}))
+    import_huggingface(place / "theirs", place / "ours")
+    export_onnx(place / "ours", place / "onnx")
+    to_huggingface(place / "ours", place / "again")
+    return place
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    mlx = [load(folder / name)[0] for name in ("ours", "theirs", "again")]
+    return [*mlx, OnnxTransformer(folder / "onnx", threads=1)]
+
+
+def test_every_runtime_and_folder_answers_alike(models):
+    tools = CONVERSATIONS["tools"]
+    ids = prompt(ChatTemplates({"default": QWEN}), Tokenizer(makers_json("qwen2")), HELLO)
+    for options in ({"max_new_tokens": 9}, {"sample": True, "seed": 7, "max_new_tokens": 9}, {"beam": 2}):
+        answers = {model.chat(HELLO, **options) for model in models}
+        assert len(answers) == 1
+        assert answers == {
+            models[0].tokenizer.decode(models[0].generate([ids], **{"max_new_tokens": 257 - len(ids), **options})[0])
+        }
+    for model in models:
+        assert model.chat_ids(HELLO) == ids
+        with_tools = model.chat_ids(tools.messages, tools=tools.tools, date="2026-01-31")
+        assert model.tokenizer.decode(with_tools).startswith("Tsystem\n<tools>")
+    assert "".join(models[-1].stream_chat(HELLO, max_new_tokens=9)) == models[0].chat(HELLO, max_new_tokens=9)
+
+
+def test_files_stay_as_they_are(folder):
+    text = makers_json("qwen2").encode()
+    for name in ("theirs", "ours", "onnx", "again"):
+        assert (folder / name / "tokenizer.json").read_bytes() == text
+    for name in ("ours", "onnx", "again"):
+        assert (folder / name / "chat_template.jinja").read_text() == QWEN
+    assert (folder / "again" / "additional_chat_templates" / "tool_use.jinja").read_text() == "T" + QWEN
+    values = json.loads((folder / "again" / "tokenizer_config.json").read_text())
+    assert {name: text for name, text in values.items() if name.endswith("_token")} == TOKENS["qwen2"]
+
+
+def test_an_answer_has_room_up_to_the_model_s_positions(models):
+    for model in models:
+        limit = model._chat_prompt(HELLO, {})[1]["max_new_tokens"]
+        assert limit + len(model.chat_ids(HELLO)) == CONFIG.max_positions + 1
+    with pytest.raises(UserError, match="tokens, the model takes at most 256"):
+        models[-1].chat([{"role": "user", "content": "a " * 400}])
+
+
+@pytest.mark.parametrize("place", ["file", "files", "text", "list", "processor", "none"])
+def test_templates_are_found_wherever_they_are(place, tmp_path):
+    named, settings = (
+        {"default": "d", "rag": "r"},
+        {"bos_token": {"content": "<s>"}, "extra_special_tokens": {"x": "<x>"}},
+    )
+    (tmp_path / "additional_chat_templates").mkdir()
+    if place in ("file", "files"):
+        settings["chat_template"] = "older"
+        (tmp_path / "chat_template.jinja").write_text("d")
+    if place == "files":
+        (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
+    if place in ("text", "list"):
+        settings["chat_template"] = "d" if place == "text" else [{"name": n, "template": t} for n, t in named.items()]
+    if place == "processor":
+        (tmp_path / "chat_template.json").write_text('{"chat_template": "d"}')
+    found = read_chat(tmp_path, settings)
+    if place == "none":
+        assert found == {}
+        return
+    assert found == {
+        "chat_templates": named if place in ("files", "list") else {"default": "d"},
+        "special_tokens": {"bos_token": "<s>", "x": "<x>"},
+    }
+    with pytest.raises(UserError, match="its chat_template is no text"):
+        read_chat(tmp_path / "empty", {"chat_template": [{"name": "a"}]})
+
+
+def test_models_without_a_template_say_so(folder):
+    model = load(folder / "bare")[0]
+    with pytest.raises(UserError, match=r"bare: has no chat_template.jinja beside its tokenizer; generate continues"):
+        model.chat(HELLO)
+    (folder / "bare" / "chat_template.jinja").write_text("put there")
+    assert read_settings(folder / "bare", CONFIG) == {"chat_templates": {"default": "put there"}}
+
+
+def said(capsys, *arguments):
+    main(["chat", *map(str, arguments), "--max-new-tokens", "5"])
+    return capsys.readouterr().out
+
+
+def test_the_command(folder, tmp_path, capsys, monkeypatch):
+    """Messages as arguments, from a file, from standard input, and typed one by one."""
+    (tmp_path / "said.json").write_text(json.dumps(HELLO))
+    model = load(folder / "ours")[0]
+    first = model.chat(HELLO, max_new_tokens=5)
+    for place in ("ours", "onnx"):
+        assert said(capsys, folder / place, "--messages", tmp_path / "said.json") == first + "\n"
+        assert said(capsys, folder / place, "Hi <|im_end|>", "--system", "Be brief.") == first + "\n"
+    again = [*HELLO, {"role": "assistant", "content": first}, {"role": "user", "content": "Go on"}]
+    again.append({"role": "assistant", "content": model.chat(again, max_new_tokens=5)})
+    assert (
+        json.loads(said(capsys, folder / "ours", "Hi <|im_end|>", "Go on", "--system", "Be brief.", "--json")) == again
+    )
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi <|im_end|>\n")))
+    assert said(capsys, folder / "ours", "--system", "Be brief.") == first + "\n"
+    typed = iter(["Hi <|im_end|>", "Go on", ""])
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda shown: next(typed))
+    assert said(capsys, folder / "ours", "--system", "Be brief.") == f"{first}\n{again[-1]['content']}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variables", "[1]"], "an object in JSON"),
+        (["--template", "x"], "chat template 'x': the model has default, tool_use"),
+        (["--date", "soon"], "--date 'soon' is no date"),
+        (["--temperature", "0.5"], "--sample"),
+    ],
+)
+def test_wrong_options_are_one_line(folder, capsys, options, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(["chat", str(folder / "ours"), "Hi", *options])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
