@@ -1,14 +1,14 @@
 """Llama (Touvron et al. 2023) and families that differ from it by a few lines: RMSNorm before each sub-layer, rotary
-positions, grouped heads, and a gated feed-forward net. Mistral; Qwen3, which norms queries and keys.
+positions, grouped heads, and a gated feed-forward net.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .decoder_keys import Rotary, Specials, Windows, head_width, heads_of_keys
+from .decoder_keys import Layers, Rotary, Specials, Unread, head_width, heads_of_keys, uniform
 from .engine import At, Family
-from .keys import ACTIVATIONS, Fixed, Key, Line
+from .keys import ACTIVATIONS, Key, Line
 
 LAYER = "model.layers.*"
 OURS = dict(architecture="decoder", encoder_layers=0, norm="rmsnorm", norm_placement="pre", positions="rotary")
@@ -28,58 +28,57 @@ def names(config: Any) -> dict[str, str | At]:
     }
 
 
-def sizes(vocabulary: int, width: int, inner: int, layers: int, heads: int, positions: int) -> tuple[Line, ...]:
+def like_llama(name: str, model_type: str, architecture: str, *keys: Line, ours: Any = (), **more: Any) -> Family:
+    """A family with Llama's names. ours: the fields that are other than Llama's; more: of `Family`."""
+    fixed: dict[str, Any] = dict(names=names, derived=uniform, ignored=(f"{LAYER}.self_attn.rotary_emb.inv_freq",))
+    fixed |= dict(name=name, model_type=model_type, architecture=architecture, counts_tokens=True, prefix="model.")
+    return Family(ours={**OURS, **dict(ours)}, keys=keys, **{**fixed, **more})
+
+
+def sizes(
+    vocabulary: int, width: int, inner: int, layers: int, heads: int, keys: int | None, positions: int, eps: float
+) -> tuple[Line, ...]:
+    """The lines that all have, with their values in `transformers` if they are missing."""
     return (
         Key("vocab_size", "vocab_size", vocabulary),
         Key("hidden_size", "d_model", width),
         Key("num_hidden_layers", "decoder_layers", layers),
         Key("num_attention_heads", "heads", heads),
+        heads_of_keys(keys),
         Key("intermediate_size", "d_ff", inner),
-        Key("hidden_act", "activation", "silu", ACTIVATIONS),
         Key("max_position_embeddings", "max_positions", positions),
         Key("attention_dropout", "attention_dropout", 0.0),
+        Key("rms_norm_eps", "norm_epsilon", eps),
     )
 
 
-def tied(default: bool) -> Key:
-    return Key("tie_word_embeddings", "tie_embeddings", default, {True: "target-output", False: "none"})
-
-
-def epsilon(default: float) -> Key:
-    return Key("rms_norm_eps", "norm_epsilon", default)
-
-
-BIASES = (Key("attention_bias", "attention_bias", False), Key("mlp_bias", "feed_forward_bias", False))
-
-
-def like_llama(name: str, model_type: str, architecture: str, *keys: Line, **ours: Any) -> Family:
-    """A family with Llama's names; `ours` are its fields that differ."""
-    return Family(
-        name=name,
-        model_type=model_type,
-        architecture=architecture,
-        ours={**OURS, **ours},
-        keys=keys,
-        names=names,
-        counts_tokens=True,
-        prefix="model.",
-        ignored=(f"{LAYER}.self_attn.rotary_emb.inv_freq",),
-    )
-
+ACTIVATION = Key("hidden_act", "activation", "silu", ACTIVATIONS)
+ATTENTION_BIAS = Key("attention_bias", "attention_bias", False)
+BIASES = (ATTENTION_BIAS, Key("mlp_bias", "feed_forward_bias", False))
+TIED, UNTIED = (
+    Key("tie_word_embeddings", "tie_embeddings", tied, {True: "target-output", False: "none"}) for tied in (True, False)
+)
+SIZES = sizes(32000, 4096, 11008, 32, 32, None, 2048, 1e-6)
+NO_BIAS = dict(feed_forward_bias=False)
+LATER = Layers(lambda i, keys: i >= keys["max_window_layers"], switched=True, keys=(("max_window_layers", 28),))
+"""Layers from max_window_layers on are local."""
 
 LLAMA = like_llama(
-    *("Llama", "llama", "LlamaForCausalLM", *sizes(32000, 4096, 11008, 32, 32, 2048), heads_of_keys(None)),
-    *(head_width(), epsilon(1e-6), Rotary(), *BIASES, tied(False), Specials(1, 2)),
+    *("Llama", "llama", "LlamaForCausalLM", *SIZES, head_width(), ACTIVATION, Rotary(), *BIASES, UNTIED),
+    *(Specials(1, 2), Unread()),
 )
 MISTRAL = like_llama(
-    *("Mistral", "mistral", "MistralForCausalLM", *sizes(32000, 4096, 14336, 32, 32, 131072), heads_of_keys(8)),
-    *(head_width(), epsilon(1e-6), Rotary(), Windows(4096), tied(False), Specials(1, 2)),
-    feed_forward_bias=False,
+    *("Mistral", "mistral", "MistralForCausalLM", *sizes(32000, 4096, 14336, 32, 32, 8, 131072, 1e-6), head_width()),
+    *(ACTIVATION, Rotary(), Layers(lambda i, keys: True, listed=False), UNTIED, Specials(1, 2), Unread()),
+    ours=NO_BIAS,
+)
+QWEN2 = like_llama(
+    *("Qwen2", "qwen2", "Qwen2ForCausalLM", *sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6), head_width()),
+    *(ACTIVATION, Rotary(), LATER, UNTIED, Specials(), Unread()),
+    ours={**NO_BIAS, "attention_bias": True, "attention_output_bias": False},
 )
 QWEN3 = like_llama(
-    *("Qwen3", "qwen3", "Qwen3ForCausalLM", *sizes(151936, 4096, 22016, 32, 32, 32768), heads_of_keys(32)),
-    *(head_width(128), epsilon(1e-6), Rotary(), BIASES[0], Fixed("use_sliding_window", False), tied(False)),
-    Specials(),
-    feed_forward_bias=False,
-    query_key_norm=True,
+    *("Qwen3", "qwen3", "Qwen3ForCausalLM", *sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6), head_width(128)),
+    *(ACTIVATION, Rotary(), LATER, ATTENTION_BIAS, UNTIED, Specials(), Unread()),
+    ours={**NO_BIAS, "query_key_norm": True},
 )

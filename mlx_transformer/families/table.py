@@ -9,7 +9,8 @@ from .bert import BERT
 from .distilbert import DISTILBERT
 from .engine import Family, differences
 from .gpt2 import GPT2
-from .llama import LLAMA, MISTRAL, QWEN3
+from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from .llama_like import HUNYUAN
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
@@ -21,7 +22,7 @@ from .t5 import T5
 from .umt5 import UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
-MODELS += (GPT2, LLAMA, MISTRAL, QWEN3)
+MODELS += (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, HUNYUAN)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: family}, e.g. "bart"."""
 

@@ -9,6 +9,11 @@ LLAMA |= dict(num_attention_heads=3, num_key_value_heads=1, max_position_embeddi
 LLAMA |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": None}
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 6}
+QWEN2 = {**LLAMA, "model_type": "qwen2"}
+HUNYUAN = {**LLAMA, "model_type": "hunyuan_v1_dense", "head_dim": 6}
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8)
 
 MODELS = {
     "gpt2": GPT2,
@@ -28,4 +33,15 @@ MODELS = {
     | dict(hidden_size=20, rope_theta=100.0),
     "qwen3-biased": {**QWEN3, "attention_bias": True, "head_dim": 8, "num_attention_heads": 4, "rms_norm_eps": 1e-2}
     | dict(num_key_value_heads=2, num_hidden_layers=3),
+    "llama3": {**LLAMA, "rope_scaling": LLAMA3, "head_dim": 8, "num_key_value_heads": 3, "rope_theta": 50.0},
+    "llama-linear": {**LLAMA, "rope_scaling": dict(rope_type="linear", factor=3.0), "hidden_size": 24},
+    "qwen2": {**QWEN2, "rope_scaling": {**YARN, "beta_fast": 4.0}, "hidden_size": 24},
+    "qwen2-wide": {**QWEN2, "num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 20, "rope_theta": 1e6},
+    "qwen2-tied": {**QWEN2, "tie_word_embeddings": True, "num_hidden_layers": 3, "rms_norm_eps": 1e-2},
+    "qwen3-yarn": {**QWEN3, "rope_scaling": {**YARN, "attention_factor": 1.3, "truncate": False}, "head_dim": 10},
+    "hunyuan": HUNYUAN,
+    "hunyuan-alpha": {**HUNYUAN, "rope_scaling": dict(rope_type="dynamic", alpha=7.5, factor=1.0), "head_dim": 8}
+    | dict(attention_bias=True, tie_word_embeddings=True),
+    "hunyuan-wide": {**HUNYUAN, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 18}
+    | dict(num_hidden_layers=3, rms_norm_eps=1e-2, rope_theta=300.0),
 }

@@ -125,7 +125,7 @@ def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], P
 def test_both_versions_files_are_the_same_model_and_are_written_again(
     name: str, imported: Path, tmp_path: Path
 ) -> None:
-    """Each tensor bit for bit, and each key that means anything."""
+    """Each tensor bit for bit, and each key that means anything; rotary positions in the words of both."""
     family, config = FAMILIES[model_type(name)], open_checkpoint(imported / name).config
     assert config_of(family, contents(name, "config_5.json"), {}, Path(name)) == config
     written = to_huggingface(imported / name, tmp_path / "theirs", family.model_type)
@@ -134,8 +134,12 @@ def test_both_versions_files_are_the_same_model_and_are_written_again(
     assert all(np.array_equal(ours[key], theirs[key]) for key in theirs)
     after = json.loads((written / "config.json").read_text(encoding="utf-8"))
     for before in (contents(name), contents(name, "config_5.json")):
-        said = {key: before[key] for key in before.keys() & after.keys() if before[key] is not None}
+        rotary = {"rope_scaling", "rope_parameters", *(["rope_theta"] if name == "hunyuan-alpha" else [])}
+        said = {key: before[key] for key in before.keys() & after.keys() - rotary if before[key] is not None}
         assert {key: after[key] for key in said} == said
+    for version in ({"rope_parameters"}, {"rope_theta", "rope_scaling"}):
+        half = {key: value for key, value in after.items() if key not in version}
+        assert config_of(family, half, {}, Path(name)) == config
 
 
 @pytest.mark.parametrize(("name", "target"), combined(NAMES, TARGETS, step=16))
@@ -151,11 +155,17 @@ def test_validate_finds_every_target_equal(
     assert report.equal, report.failures()
 
 
+LLAMA3 = {"kind": "llama3", "factor": 4.0, "low": 1.0, "high": 4.0, "length": 16}
 WRONG: dict[str, tuple[str, dict]] = {
     "erf for tanh": ("gpt2", dict(activation="gelu")),
     "scores divided": ("gpt2-unscaled", dict(attention_scale=None)),
     "epsilon": ("llama", dict(norm_epsilon=1e-5)),
     "base": ("nemo", dict(rotary_base=10000.0)),
+    "no scaling": ("llama-linear", dict(rotary_scaling={})),
+    "scaling of another length": ("llama3", dict(rotary_scaling={**LLAMA3, "length": 32})),
+    "alpha left out": ("hunyuan-alpha", dict(rotary_base=10000.0)),
+    "norms before the rotation": ("hunyuan", dict(query_key_norm_place="before")),
+    "norms after the rotation": ("qwen3", dict(query_key_norm_place="after")),
     "no norm of queries and keys": ("qwen3", dict(query_key_norm=False)),
 }
 
@@ -175,7 +185,10 @@ REFUSED: dict[str, tuple[str, dict]] = {
         "gpt2",
         dict(scale_attn_by_inverse_layer_idx=True, add_cross_attention=True),
     ),
-    "rope_type='dynamic' is not one of default": ("llama", dict(rope_scaling={"type": "dynamic", "factor": 2.0})),
+    "rope_type='dynamic' is not one of default, linear, llama3, yarn, longrope": (
+        "llama",
+        dict(rope_scaling={"type": "dynamic", "factor": 2.0}),
+    ),
 }
 
 
