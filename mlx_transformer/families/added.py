@@ -20,6 +20,7 @@ from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object
 from mlx_transformer.text.added_tokens import (
+    FLAGS,
     SILENT,
     WHOLE,
     AddedToken,
@@ -50,19 +51,52 @@ def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
     """List every token beside the vocabulary by id, including roles and languages.
 
     settings: tokenizer_config.json and special_tokens_map.json."""
-    tokens = {token.id: token for token in added_tokens(optional_object(path / JOINT))}
-    decoder = settings.get("added_tokens_decoder")
-    for id, entry in decoder.items() if isinstance(decoder, dict) else ():
-        token = AddedToken.read(entry, int(id) if id.isdecimal() and len(id) < 10 else None)
-        if token is not None and token.content not in {each.content for each in tokens.values()}:
+    entries = optional_object(path / JOINT).get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise UserError(f"{path / JOINT}: added_tokens is {entries!r:.40}, not a list")
+    ids = (entry.get("id") if isinstance(entry, dict) else None for entry in entries)
+    read = [_checked(entry, id, path / JOINT) for entry, id in zip(entries, ids, strict=True)]
+    tokens = {token.id: token for token in read}
+    for id, entry in (settings.get("added_tokens_decoder") or {}).items():
+        token = _checked(entry, int(id) if id.isdecimal() and len(id) < 10 else None, path / "tokenizer_config.json")
+        if token.content not in {each.content for each in tokens.values()}:
             tokens.setdefault(token.id, token)
     special = {*role_names(settings, mask=True), *_special(settings)}
     spelled = {token.content for token in tokens.values()}
     for content, id in optional_object(path / ADDED).items():
-        if content and content not in spelled and type(id) is int and id >= 0:
+        if type(id) is not int or id < 0:
+            raise UserError(f"{path / ADDED}: {content!r:.40} has the id {id!r:.40}")
+        if content and content not in spelled:
             is_special = content in special
             tokens.setdefault(id, AddedToken(id, content, special=is_special, normalized=not is_special))
     return tokens
+
+
+def _checked(entry: Any, id: Any, where: Path) -> AddedToken:
+    """The token of an entry. `UserError` for one that is none, or whose flags are no flags."""
+    token = AddedToken.read(entry, id)
+    if token is None or not all(isinstance(entry.get(flag, False), bool) for flag in FLAGS):
+        raise UserError(f"{where}: {entry!r:.60} is no added token; restore the file from a copy")
+    return token
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value.get("content") if isinstance(value, dict) else value, str)
+
+
+def checked_settings(settings: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """What tokenizer_config.json says of tokens. `UserError` for a value of another type than that of its key."""
+
+    kinds = {**dict.fromkeys((*ROLE_KEYS, MASK_KEY), "a token"), **dict.fromkeys(LISTS, "a list of tokens")}
+    for key, kind in {**kinds, "added_tokens_decoder": "an object"}.items():
+        value: Any = settings.get(key)
+        each = value.values() if isinstance(value, dict) else value
+        fits = isinstance(value, dict) if kind == "an object" else _is_token(value)
+        if kind == "a list of tokens":
+            fits = isinstance(value, list | dict) and all(map(_is_token, each))
+        if value is not None and not fits:
+            raise UserError(f"{where}: {key} is {value!r:.60}, not {kind}")
+    return settings
 
 
 def role_names(settings: Mapping[str, Any], mask: bool) -> set[str]:

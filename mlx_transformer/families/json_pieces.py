@@ -18,7 +18,7 @@ from typing import Any
 
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import read_object
+from mlx_transformer.system.files import read_object, read_text
 from mlx_transformer.text.added_tokens import AddedToken, filler
 from mlx_transformer.text.published_ids import ROLES
 from mlx_transformer.text.sentencepiece import (
@@ -34,6 +34,7 @@ from mlx_transformer.text.sentencepiece import (
     is_whole,
 )
 from mlx_transformer.text.sentencepiece_tokenizer import WHITE_SPACE, tokenizer_json
+from mlx_transformer.text.tokenizer import read_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
@@ -100,6 +101,7 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
     token that a decoder starts with. tokens: those that the maker added. control: listed tokens that are text where
     somebody types them: roles and languages. `UserError` for a file of another kind, or one that is damaged."""
     specification, where = read_object(path / JOINT), path / JOINT
+    read_backend(lambda: read_text(where), str(where))
     scheme, splits = _metaspace(specification.get("pre_tokenizer"), where)
     charsmap, collapses, strips = _normalizer(specification.get("normalizer"), where)
     model = specification.get("model")

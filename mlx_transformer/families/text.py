@@ -29,7 +29,7 @@ from mlx_transformer.text.sentencepiece import UNKNOWN, SentencePiece, read_sent
 from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .added import ADDED, listed, makers_tokens, role_names, with_tokens
+from .added import ADDED, checked_settings, listed, makers_tokens, role_names, with_tokens
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
 from .json_pieces import byte_level_json, is_pieces, pieces_json
 from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, content_of, own_code
@@ -327,12 +327,9 @@ def languages_of_text(
 
 def settings_of_text(path: Path) -> Mapping[str, Any]:
     """Return what tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its
-    class."""
-    return {
-        "tokenizer_class": optional_object(path / CONFIG).get("tokenizer_class"),
-        **optional_object(path / SPECIAL),
-        **optional_object(path / SETTINGS),
-    }
+    class. `UserError` for what says of tokens that aren't any."""
+    files = [checked_settings(optional_object(path / name), path / name) for name in (SPECIAL, SETTINGS)]
+    return {"tokenizer_class": optional_object(path / CONFIG).get("tokenizer_class"), **files[0], **files[1]}
 
 
 def _vocabulary(path: Path, rows: int) -> dict[str, int]:

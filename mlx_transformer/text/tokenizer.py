@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -110,12 +110,7 @@ class Tokenizer:
             self.source = Tokenizer(sides["source"], f"{origin}: source")
         self._text, self._specification = specification, _parse(specification, origin)
         self.is_makers = is_makers(self._specification)
-        try:
-            self._backend = tokenizers.Tokenizer.from_str(_untypable(self._specification) or specification)
-        except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({error_line(error)})") from None
+        self._backend = read_backend(lambda: _untypable(self._specification) or specification, origin)
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" typed by a user is four characters, not an id
@@ -506,6 +501,16 @@ def is_makers(specification: Mapping[str, Any]) -> bool:
     kinds = [isinstance(part, dict) and part.get("type") for part in parts] if isinstance(parts, list) else []
     ids = {token.content for token in added_tokens(specification) if token.id < len(SPECIAL_TOKENS)}
     return kinds != ["Split", "ByteLevel"] or ids != {*SPECIAL_TOKENS}
+
+
+def read_backend(specification: Callable[[], str], origin: str) -> tokenizers.Tokenizer:
+    """Read the text of a tokenizer.json by the library. `UserError` if it can't."""
+    try:
+        return tokenizers.Tokenizer.from_str(specification())
+    except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({error_line(error)})") from None
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:

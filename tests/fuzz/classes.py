@@ -15,6 +15,7 @@ from foreign import FOREIGN
 from further import FURTHER, in_one
 from injected import INJECTED
 from kind import Class, digests, nothing, on, one_of
+from vocabularies import VOCABULARIES
 
 MODEL = (
     *("translate {f}/model --input {f}/in.txt",) * 4,
@@ -256,5 +257,6 @@ CLASSES = (
     digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),
     *FURTHER,
     *FOREIGN,
+    *VOCABULARIES,
     *INJECTED,
 )

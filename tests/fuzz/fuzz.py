@@ -198,7 +198,8 @@ def main() -> int:
         for kind, number, shown, column, ended in fuzz.all(chosen, given.workers, begin + 60 * given.minutes):
             counts[kind.name][column] += 1
             if column in FAULTS or given.show or given.repeat:
-                last = (ended.error.strip().splitlines() or [""])[-1][:300]
+                said = ended.error.strip() or ended.out.decode(errors="replace").strip()
+                last = (said.splitlines() or [""])[-1][:300]
                 memory = f"{ended.seconds:.1f} s, {ended.peak / 1e6:.0f} MB"
                 print(
                     f"{column}: {kind.name}:{given.seed}:{number}: {shown}: {ended.status}, {memory}: {last}",
