@@ -154,6 +154,7 @@ MOST_PARAMETERS = 1_500_000
 ROOM = 2_800_000
 """Most characters of a page's numbers, unless it holds a model; so the page stays under 3 MB."""
 COMPUTED = {
+    "norm_placement": ("post", "pre"),
     "positions": (*SINUSOIDS, "learned", "none"),
     "query_key_norm": (False,),
     "decoder_self_attention": ("attention",),

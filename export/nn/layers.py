@@ -2,8 +2,10 @@
 
 Shapes: B batch, S source, T target, L either, D model.
 
-    post-norm, as in the paper        pre-norm
-    x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+    post, as in the paper    x = Norm(x + Sublayer(x))
+    pre                      x = x + Sublayer(Norm(x)), and one more Norm after the stack, as in the next two
+    sandwich                 x = x + Norm(Sublayer(Norm(x)))
+    after                    x = x + Norm(Sublayer(x))
 
 A tap observes tensors at named points of a forward pass. In a graph it gives the value this name, which costs nothing.
 The MLX side and the reference use the same names:
@@ -46,28 +48,49 @@ def within(tap: Tap, scope: str) -> Tap:
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
-class EncoderLayer(nn.Module):
+class Layer(nn.Module):
+    """What the layers of both stacks share: norms and a residual connection around each sub-layer."""
+
+    feed_forward: FeedForward
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement in ("pre", "sandwich")
+
+    def add_norms(self, config: TransformerConfig, name: str, bare: bool = False) -> None:
+        """Make the norms of the sub-layer `name`. bare: without one before it."""
+        behind = config.norm_placement in ("sandwich", "after")
+        setattr(self, f"{name}_norm", None if bare or config.norm_placement == "after" else make_norm(config))
+        setattr(self, f"{name}_post_norm", make_norm(config) if behind else None)
+
+    def around(self, op: Op, name: str, x: ir.Value, sublayer: Callable[[ir.Value], ir.Value]) -> ir.Value:
+        """x (B, L, D) after the sub-layer `name`, its norms and the residual connection."""
+        norm, post_norm = getattr(self, f"{name}_norm"), getattr(self, f"{name}_post_norm")
+        y = sublayer(norm(op, x) if norm is not None and self.pre_norm else x)
+        y = y if post_norm is None else post_norm(op, y)
+        x = op.Add(x, y)
+        return x if norm is None or self.pre_norm else norm(op, x)
+
+    def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:
+        y = self.feed_forward(op, x)
+        tap("feed_forward", y)
+        return y
+
+
+class EncoderLayer(Layer):
     """Self-attention, then feed-forward; each with a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
-        super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
+        super().__init__(config)
         self.self_attention = attention(config)
-        self.normed = config.first_norm or not first
-        if self.normed:
-            self.self_attention_norm = make_norm(config)
+        self.add_norms(config, "self_attention", bare=first and not config.first_norm)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = make_norm(config)
+        self.add_norms(config, "feed_forward")
 
     def forward(self, op: Op, x: ir.Value, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> ir.Value:
         """(B, L, D) -> (B, L, D)."""
-        if self.pre_norm:
-            y = self.self_attention_norm(op, x) if self.normed else x
-            x = op.Add(x, self.attend_self(op, y, mask, rotation, tap))
-            x = op.Add(x, self.transform(op, self.feed_forward_norm(op, x), tap))
-        else:
-            x = self.self_attention_norm(op, op.Add(x, self.attend_self(op, x, mask, rotation, tap)))
-            x = self.feed_forward_norm(op, op.Add(x, self.transform(op, x, tap)))
+        x = self.around(op, "self_attention", x, lambda y: self.attend_self(op, y, mask, rotation, tap))
+        x = self.around(op, "feed_forward", x, lambda y: self.transform(op, y, tap))
         tap("", x)
         return x
 
@@ -77,27 +100,21 @@ class EncoderLayer(nn.Module):
         tap("self_attention", y)
         return y
 
-    def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:
-        y = self.feed_forward(op, x)
-        tap("feed_forward", y)
-        return y
 
-
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Causal self-attention (or SSRU), cross-attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
-        super().__init__()
+        super().__init__(config)
         self.taps_weights = False
-        self.pre_norm = config.norm_placement == "pre"
         self.self_attention = SSRU(config) if config.recurrent else attention(config)
-        self.self_attention_norm = make_norm(config)
+        self.add_norms(config, "self_attention")
         self.has_cross = config.has_encoder
         if self.has_cross:
             self.cross_attention = attention(config)
-            self.cross_attention_norm = make_norm(config)
+            self.add_norms(config, "cross_attention")
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = make_norm(config)
+        self.add_norms(config, "feed_forward")
 
     def forward(
         self,
@@ -111,16 +128,10 @@ class DecoderLayer(nn.Module):
         tap: Tap = no_tap,
     ) -> ir.Value:
         """(B, T, D) -> (B, T, D). cross: keys and values of the encoder's output; past: cache of earlier positions."""
-        if self.pre_norm:
-            x = op.Add(x, self.attend_self(op, self.self_attention_norm(op, x), mask, rotation, past, tap))
-            if cross is not None:
-                x = op.Add(x, self.attend_cross(op, self.cross_attention_norm(op, x), cross, cross_mask, tap))
-            x = op.Add(x, self.transform(op, self.feed_forward_norm(op, x), tap))
-        else:
-            x = self.self_attention_norm(op, op.Add(x, self.attend_self(op, x, mask, rotation, past, tap)))
-            if cross is not None:
-                x = self.cross_attention_norm(op, op.Add(x, self.attend_cross(op, x, cross, cross_mask, tap)))
-            x = self.feed_forward_norm(op, op.Add(x, self.transform(op, x, tap)))
+        x = self.around(op, "self_attention", x, lambda y: self.attend_self(op, y, mask, rotation, past, tap))
+        if cross is not None:
+            x = self.around(op, "cross_attention", x, lambda y: self.attend_cross(op, y, cross, cross_mask, tap))
+        x = self.around(op, "feed_forward", x, lambda y: self.transform(op, y, tap))
         tap("", x)
         return x
 
@@ -153,11 +164,6 @@ class DecoderLayer(nn.Module):
             tap("cross_attention.weights", self.cross_attention.weights(op, x, k, mask, rows=rows))
         return y
 
-    def transform(self, op: Op, x: ir.Value, tap: Tap) -> ir.Value:
-        y = self.feed_forward(op, x)
-        tap("feed_forward", y)
-        return y
-
 
 class Encoder(nn.Module):
     """Adds positions, then N encoder layers."""
@@ -170,7 +176,7 @@ class Encoder(nn.Module):
             self.embedding_norm = make_norm(config)
         layers = enumerate(config.layers("encoder"))
         self.layers = nn.ModuleList([EncoderLayer(layer, attention, first=i == 0) for i, layer in layers])
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.norm = make_norm(config)
 
     def forward(self, op: Op, x: ir.Value, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> ir.Value:
@@ -182,7 +188,7 @@ class Encoder(nn.Module):
             tap("embedding_norm", x)
         for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             x = layer(op, x, mask, rotation, within(tap, f"layers.{i}"))
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement != "post":
             x = self.norm(op, x)
             tap("norm", x)
         return x
@@ -198,7 +204,7 @@ class Decoder(nn.Module):
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
         self.layers = nn.ModuleList([DecoderLayer(layer, attention) for layer in config.layers("decoder")])
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.norm = make_norm(config)
 
     def forward(
@@ -222,7 +228,7 @@ class Decoder(nn.Module):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
             x = layer(op, x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement != "post":
             x = self.norm(op, x)
             tap("norm", x)
         return x

@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 KINDS = {"encoder-decoder": "an encoder with a decoder", "encoder": "an encoder alone", "decoder": "a decoder alone"}
 """{architecture: its name in errors}"""
-NormPlacement = Literal["post", "pre"]
+NormPlacement = Literal["post", "pre", "sandwich", "after"]
 Norm = Literal["layernorm", "rmsnorm"]
 QueryKeyNormPlace = Literal["before", "after", "width"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -176,8 +176,9 @@ class TransformerConfig:
     """Inner width of the feed-forward nets."""
 
     norm_placement: NormPlacement = "post"
-    """Norms after each sub-layer (post, as in the paper) or before it (pre). post: LayerNorm(x + Sublayer(x)); pre:
-    x + Sublayer(LayerNorm(x)) and one final norm per stack."""
+    """Norms of each sub-layer. post, as in the paper: LayerNorm(x + Sublayer(x)); pre: x + Sublayer(LayerNorm(x));
+    sandwich (Gemma 2): x + LayerNorm(Sublayer(LayerNorm(x))); after (OLMo 2): x + LayerNorm(Sublayer(x)). All but post
+    have one final norm per stack."""
     norm: Norm = "layernorm"
     """Kind of norm."""
     norm_bias: bool = True

@@ -150,14 +150,13 @@ def _stack(c: TransformerConfig, stack: Stack, cross: bool) -> Iterator[tuple[st
     for i, layer in enumerate(c.layers(stack)):
         name = f"{stack}.layers.{i}"
         yield from of_self(layer, f"{name}.self_attention")
-        if c.first_norm or i:
-            yield from _norm(c, f"{name}.self_attention_norm")
+        yield from _norms(c, f"{name}.self_attention", bare=not (c.first_norm or i))
         if cross:
             yield from _attention(layer, f"{name}.cross_attention")
-            yield from _norm(c, f"{name}.cross_attention_norm")
+            yield from _norms(c, f"{name}.cross_attention")
         yield from _feed_forward(layer, f"{name}.feed_forward")
-        yield from _norm(c, f"{name}.feed_forward_norm")
-    if c.norm_placement == "pre":
+        yield from _norms(c, f"{name}.feed_forward")
+    if c.norm_placement != "post":
         yield from _norm(c, f"{stack}.norm")
 
 
@@ -188,6 +187,13 @@ def _linear(name: str, out: int, width: int, bias: bool) -> Iterator[tuple[str, 
     yield f"{name}.weight", (out, width)
     if bias:
         yield f"{name}.bias", (out,)
+
+
+def _norms(c: TransformerConfig, name: str, bare: bool = False) -> Iterator[tuple[str, Shape]]:
+    if c.norm_placement != "after" and not bare:
+        yield from _norm(c, f"{name}_norm")
+    if c.norm_placement in ("sandwich", "after"):
+        yield from _norm(c, f"{name}_post_norm")
 
 
 def _norm(c: TransformerConfig, name: str) -> Iterator[tuple[str, Shape]]:

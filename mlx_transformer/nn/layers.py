@@ -2,8 +2,10 @@
 
 Shapes: B batch, S source, T target, L either, D model.
 
-    post-norm, as in the paper        pre-norm
-    x = Norm(x + Sublayer(x))         x = x + Sublayer(Norm(x)), and one more Norm after the stack
+    post, as in the paper    x = Norm(x + Sublayer(x))
+    pre                      x = x + Sublayer(Norm(x)), and one more Norm after the stack, as in the next two
+    sandwich                 x = x + Norm(Sublayer(Norm(x)))
+    after                    x = x + Norm(Sublayer(x))
 
 A tap observes tensors at named points of a forward pass. The ONNX graphs and the reference use the same names:
 
@@ -45,28 +47,49 @@ def within(tap: Tap, scope: str) -> Tap:
     return lambda name, value: tap(f"{scope}.{name}" if name else scope, value)
 
 
-class EncoderLayer(nn.Module):
+class Layer(nn.Module):
+    """What the layers of both stacks share: norms, dropout and a residual connection around each sub-layer."""
+
+    feed_forward: FeedForward
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.pre_norm = config.norm_placement in ("pre", "sandwich")
+        self.dropout = Dropout(config.dropout)
+
+    def add_norms(self, config: TransformerConfig, name: str, bare: bool = False) -> None:
+        """Make the norms of the sub-layer `name`. bare: without one before it."""
+        behind = config.norm_placement in ("sandwich", "after")
+        setattr(self, f"{name}_norm", None if bare or config.norm_placement == "after" else make_norm(config))
+        setattr(self, f"{name}_post_norm", make_norm(config) if behind else None)
+
+    def around(self, name: str, x: mx.array, sublayer: Callable[[mx.array], mx.array]) -> mx.array:
+        """x (B, L, D) after the sub-layer `name`, its norms and the residual connection."""
+        norm, post_norm = getattr(self, f"{name}_norm"), getattr(self, f"{name}_post_norm")
+        y = sublayer(norm(x) if norm is not None and self.pre_norm else x)
+        y = y if post_norm is None else post_norm(y)
+        x = x + self.dropout(y)
+        return x if norm is None or self.pre_norm else norm(x)
+
+    def transform(self, x: mx.array, tap: Tap) -> mx.array:
+        y = self.feed_forward(x)
+        tap("feed_forward", y)
+        return y
+
+
+class EncoderLayer(Layer):
     """Self-attention, then feed-forward; each with dropout, a residual connection and a norm."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention, first: bool = False):
-        super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
+        super().__init__(config)
         self.self_attention = attention(config)
-        self.normed = config.first_norm or not first
-        if self.normed:
-            self.self_attention_norm = make_norm(config)
+        self.add_norms(config, "self_attention", bare=first and not config.first_norm)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = make_norm(config)
-        self.dropout = Dropout(config.dropout)
+        self.add_norms(config, "feed_forward")
 
     def __call__(self, x: mx.array, mask: Mask = None, rotation: Rotation = None, tap: Tap = no_tap) -> mx.array:
-        if self.pre_norm:
-            y = self.self_attention_norm(x) if self.normed else x
-            x = x + self.dropout(self.attend_self(y, mask, rotation, tap))
-            x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))
-        else:
-            x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))
-            x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))
+        x = self.around("self_attention", x, lambda y: self.attend_self(y, mask, rotation, tap))
+        x = self.around("feed_forward", x, lambda y: self.transform(y, tap))
         tap("", x)
         return x
 
@@ -76,27 +99,20 @@ class EncoderLayer(nn.Module):
         tap("self_attention", y)
         return y
 
-    def transform(self, x: mx.array, tap: Tap) -> mx.array:
-        y = self.feed_forward(x)
-        tap("feed_forward", y)
-        return y
 
-
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Causal self-attention (or SSRU), cross-attention to the encoder's output (unless decoder-only), feed-forward."""
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
-        super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
+        super().__init__(config)
         self.self_attention = SSRU(config) if config.recurrent else attention(config)
-        self.self_attention_norm = make_norm(config)
+        self.add_norms(config, "self_attention")
         self.has_cross = config.has_encoder
         if self.has_cross:
             self.cross_attention = attention(config)
-            self.cross_attention_norm = make_norm(config)
+            self.add_norms(config, "cross_attention")
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = make_norm(config)
-        self.dropout = Dropout(config.dropout)
+        self.add_norms(config, "feed_forward")
 
     def __call__(
         self,
@@ -109,16 +125,10 @@ class DecoderLayer(nn.Module):
         tap: Tap = no_tap,
     ) -> mx.array:
         """(B, T, D) -> (B, T, D). cross: keys and values of the encoder's output; past: cache of earlier positions."""
-        if self.pre_norm:
-            x = x + self.dropout(self.attend_self(self.self_attention_norm(x), mask, rotation, past, tap))
-            if cross is not None:
-                x = x + self.dropout(self.attend_cross(self.cross_attention_norm(x), cross, cross_mask, tap))
-            x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))
-        else:
-            x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, past, tap)))
-            if cross is not None:
-                x = self.cross_attention_norm(x + self.dropout(self.attend_cross(x, cross, cross_mask, tap)))
-            x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))
+        x = self.around("self_attention", x, lambda y: self.attend_self(y, mask, rotation, past, tap))
+        if cross is not None:
+            x = self.around("cross_attention", x, lambda y: self.attend_cross(y, cross, cross_mask, tap))
+        x = self.around("feed_forward", x, lambda y: self.transform(y, tap))
         tap("", x)
         return x
 
@@ -139,11 +149,6 @@ class DecoderLayer(nn.Module):
         tap("cross_attention", y)
         return y
 
-    def transform(self, x: mx.array, tap: Tap) -> mx.array:
-        y = self.feed_forward(x)
-        tap("feed_forward", y)
-        return y
-
 
 class Encoder(nn.Module):
     """Adds positions, applies dropout, then N encoder layers."""
@@ -157,7 +162,7 @@ class Encoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         layers = enumerate(config.layers("encoder"))
         self.layers = [EncoderLayer(layer, attention, first=i == 0) for i, layer in layers]
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.norm = make_norm(config)
 
     def __call__(self, x: mx.array, position_ids: PositionIds, mask: Mask = None, tap: Tap = no_tap) -> mx.array:
@@ -170,7 +175,7 @@ class Encoder(nn.Module):
         x = self.dropout(x)
         for i, (layer, rotation, mask) in enumerate(zip(self.layers, rotations, masks, strict=True)):
             x = layer(x, mask, rotation, within(tap, f"layers.{i}"))
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement != "post":
             x = self.norm(x)
             tap("norm", x)
         return x
@@ -187,7 +192,7 @@ class Decoder(nn.Module):
             self.embedding_norm = make_norm(config)
         self.dropout = Dropout(config.dropout)
         self.layers = [DecoderLayer(layer, attention) for layer in config.layers("decoder")]
-        if config.norm_placement == "pre":
+        if config.norm_placement != "post":
             self.norm = make_norm(config)
 
     def __call__(
@@ -211,7 +216,7 @@ class Decoder(nn.Module):
             layer_cross = None if cross is None else cross[i]
             layer_past = None if past is None else past[i]
             x = layer(x, mask, rotation, layer_cross, cross_mask, layer_past, within(tap, f"layers.{i}"))
-        if self.config.norm_placement == "pre":
+        if self.config.norm_placement != "post":
             x = self.norm(x)
             tap("norm", x)
         return x

@@ -169,8 +169,9 @@ class Transformer(nn.Module):
         c = self.config
         check_one_input(ids, vectors, name)
         if vectors is not None:
-            stack = self.encoder if c.has_encoder else self.decoder
-            return as_vectors(vectors, c.d_model, stack.layers[0].feed_forward_norm.weight.dtype)
+            layer: Any = (self.encoder if c.has_encoder else self.decoder).layers[0]
+            norm = layer.feed_forward_norm or layer.feed_forward_post_norm
+            return as_vectors(vectors, c.d_model, norm.weight.dtype)
         embed, size = (self.embed_source, c.source_vocab_size) if c.has_encoder else (self.embed_target, c.vocab_size)
         return embed(as_ids(ids, size, name))
 

@@ -54,7 +54,7 @@ class TrainArguments(TypedDict, total=False):
     d_k: int
     d_v: int
     d_ff: int
-    norm_placement: Literal["post", "pre"]
+    norm_placement: Literal["post", "pre", "sandwich", "after"]
     norm: Literal["layernorm", "rmsnorm"]
     norm_bias: bool
     first_norm: bool

@@ -29,6 +29,8 @@ BY_HAND: Factors = {
         dict(norm_placement="post"),
         dict(norm_placement="pre"),
         dict(norm_placement="pre", first_norm=False),
+        dict(norm_placement="sandwich"),
+        dict(norm_placement="after"),
     ],
     "norm": [dict(norm="layernorm"), dict(norm="layernorm", norm_bias=False), dict(norm="rmsnorm")],
     "heads": [dict(heads=4), dict(heads=4, key_value_heads=2), dict(heads=4, key_value_heads=1), dict(heads=1)],

@@ -29,7 +29,9 @@ NAMED = {
         positions="learned",
         activation="gelu",
     ),
-    "turned heads": dict(positions="rotary", query_key_norm=True, query_key_norm_place="after"),
+    "turned heads": dict(
+        norm_placement="sandwich", positions="rotary", query_key_norm=True, query_key_norm_place="after"
+    ),
     "two vocabularies": dict(
         tie_embeddings="target-output",
         source_vocab_size=60,
@@ -37,6 +39,7 @@ NAMED = {
         activation="gelu_tanh",
         feed_forward_bias=False,
         attention_output_bias=True,
+        norm_placement="after",
         scale_embeddings=False,
     ),
     "untied": dict(

@@ -24,9 +24,7 @@ LAYERS, ATTENTION, TABLES = NN + "layers.py", NN + "attention.py", CORE + "posit
 POSITIONS, FORWARD, NORMS, MASKS = NN + "positions.py", NN + "feedforward.py", NN + "norms.py", NN + "masks.py"
 MODEL, CACHE, GREEDY, PARAMETERS = NN + "model.py", NN + "cache.py", DECODING + "greedy.py", CORE + "parameters.py"
 
-ATTENDS = "x = self.self_attention_norm(x + self.dropout(self.attend_self(x, mask, rotation, tap)))"
-TRANSFORMS = "x = self.feed_forward_norm(x + self.dropout(self.transform(x, tap)))"
-CROSSES = "x = self.cross_attention_norm(x + self.dropout(self.attend_cross(x, cross, cross_mask, tap)))"
+ADDS = "x = x + self.dropout(y)"
 SINUSOIDS = "angle = position * 10000.0**exponent"
 FUSED = "return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)"
 SOFTMAX = "return mx.softmax(scores, axis=-1, precise=True)"
@@ -145,15 +143,15 @@ CHANGES: dict[str, Change] = {
         21, MASKS, "return tokens[:, None, None, :]", "return mx.ones_like(tokens)[:, None, None, :]"
     ),
     # Residual connections, norms, feed-forward nets.
-    "the encoder's residual deleted": Change(
-        22, LAYERS, ATTENDS, ATTENDS.replace("x + self.dropout(", "self.dropout(")
+    "the residual deleted": Change(22, LAYERS, ADDS, "x = self.dropout(y)"),
+    "the residual of feed-forward nets halved": Change(
+        22, LAYERS, ADDS, 'x = (0.5 if name == "feed_forward" else 1) * x + self.dropout(y)'
     ),
-    "the encoder's residual halved": Change(22, LAYERS, TRANSFORMS, TRANSFORMS.replace("x + self", "0.5 * x + self")),
-    "the decoder's residual around cross-attention deleted": Change(
-        22, LAYERS, CROSSES, CROSSES.replace("x + self.dropout(", "self.dropout(")
+    "the residual around cross-attention deleted": Change(
+        22, LAYERS, ADDS, 'x = (0 if name == "cross_attention" else x) + self.dropout(y)'
     ),
     "the norm in front, in a post-norm layer": Change(
-        22, LAYERS, TRANSFORMS, "x = x + self.dropout(self.transform(self.feed_forward_norm(x), tap))"
+        22, LAYERS, 'self.pre_norm = config.norm_placement in ("pre", "sandwich")', "self.pre_norm = True"
     ),
     "layer norm without the mean": Change(
         23, NORMS, NORMED, "return mx.fast.rms_norm(x, self.weight, self.epsilon) + self.bias"

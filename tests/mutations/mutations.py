@@ -21,7 +21,9 @@ CONFIGS = {
     ),
     "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
     "normed embedding": TransformerConfig(**SIZES, embedding_norm=True, positions="learned", logit_cap=3.0),
-    "normed heads": TransformerConfig(**SIZES, query_key_norm=True, positions="rotary"),
+    "normed heads": TransformerConfig(
+        **SIZES, query_key_norm=True, positions="rotary", norm_placement="sandwich"
+    ),
     "scaled": TransformerConfig(
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,
         feed_forward_bias=False, scale_embeddings=False, attention_scale=1.0, logit_scale=0.25, query_key_norm=True,

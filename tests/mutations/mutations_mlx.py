@@ -76,6 +76,16 @@ def _pre_norm(model: Any) -> None:
     model.encoder.layers[1].pre_norm = True
 
 
+def _norm_of_the_sum(model: Any) -> None:
+    layer = model.decoder.layers[0]
+
+    class Summed(type(layer)):
+        def around(self, name: str, x: Any, sublayer: Callable[[Any], Any]) -> Any:
+            return self[f"{name}_post_norm"](x + sublayer(self[f"{name}_norm"](x)))
+
+    layer.__class__ = Summed
+
+
 def _rectified_state(model: Any) -> None:
     from mlx_transformer.nn.feedforward import relu
 
@@ -104,7 +114,10 @@ MLX = {
     "norm in front of the sub-layers": Mutation(change=_pre_norm, tap=f"{E1}.self_attention", culprit="residual conn"),
     "heads normalised after the rotation, not before": Mutation(
         change=lambda model: setattr(model.encoder.layers[1].self_attention, "norm_place", "after"),
-        model="normed heads", tap=f"{E1}.self_attention", culprit="RMS norm of each head's keys",
+        model="normed heads", tap=f"{E1}.self_attention", culprit="keys: heads split, rotary positions",
+    ),
+    "the second norm after the sum, not before": Mutation(
+        change=_norm_of_the_sum, model="normed heads", tap=f"{D0}.cross_attention", culprit="layer norm",
     ),
     "padding not masked in one layer": Mutation(
         change=_no_mask, tap=f"{E1}.self_attention", culprit="mask and softmax (mask: query "

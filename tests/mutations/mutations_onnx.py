@@ -126,6 +126,10 @@ ONNX = {
         node("Add", f"{e1}/Add", lambda n: n.input.__setitem__(0, n.input[1])),
         tap=f"{E1}.feed_forward", culprit="residual connection (the sub-layer's output is added to itself)",
     ),
+    "the second norm of one sub-layer left out": Mutation(
+        node("Add", f"{e1}/Add", lambda n: n.input.__setitem__(1, f"{E1}.self_attention")), model="normed heads",
+        tap=f"{E1}.feed_forward", culprit="residual connection",
+    ),
     "residual from the wrong layer": Mutation(
         reads(f"{e1}/Add", E0, "encoder.embedding"), tap=f"{E1}.feed_forward", culprit="residual connection"
     ),

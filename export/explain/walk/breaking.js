@@ -55,7 +55,7 @@ const apart = (a, b) => a.reduce((most, x, n) => Math.max(most, Math.abs(x - b[n
 function moved(model, pass, switches) {
   const { source, written } = pass.tokens;
   const turned = [...source.slice(0, -1).reverse(), source.at(-1)];
-  const name = model.config.norm_placement === 'pre' ? 'encoder.norm' : `encoder.layers.${model.config.encoder_layers - 1}`;
+  const name = model.config.norm_placement === 'post' ? `encoder.layers.${model.config.encoder_layers - 1}` : 'encoder.norm';
   const [a, b] = [source, turned].map((ids) => model.pass({ source: ids, written }, switches, {}));
   return apart(a.row(name, 0), b.row(name, source.length - 2));
 }

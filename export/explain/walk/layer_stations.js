@@ -4,21 +4,24 @@ import { derived, escaped, number, products, short, strip, sum, table } from '..
 
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
-/** X, Z, X + Z, and LayerNorm step by step, for a sub-layer. */
+/** X, Z, X + Z, and LayerNorm step by step, for a sub-layer. Z is a norm of what came out if there is one behind it. */
 function addAndNorm(v, part) {
   const { shape, pass, l, i } = v;
   const name = `${shape.layer(l)}.${part}`;
   const [stream, summed, normed] = [shape.stream(l, part), `${name}.residual`, `${name}_norm`];
-  const [x, z] = [pass.row(stream, i), pass.has(name) ? pass.row(name, i) : null];
+  const behind = pass.has(`${name}_post_norm`);
+  const out = behind ? `${name}_post_norm` : name;
+  const [x, z] = [pass.row(stream, i), pass.has(out) ? pass.row(out, i) : null];
   const c = v.c % shape.d;
   const total = pass.row(summed, i);
   const off = v.off.residual ? '<p class="off">Residuals are switched off: X is not added.</p>' : '';
   const adding = off + strip('X, what went in', x, { point: stream, index: i, lit: c })
-    + (z ? strip('Z, what came out', z, { point: name, index: i, lit: c }) : '')
+    + (z ? strip(behind ? 'Z, its norm' : 'Z, what came out', z, { point: out, index: i, lit: c }) : '')
     + strip(v.off.residual ? 'Z alone' : 'X + Z', total, { point: summed, index: i, lit: c })
-    + (z ? `<p class="cell">column ${c}: ${v.off.residual ? '' : `${number(x[c], stream, `${i},${c}`)} + `}${number(z[c], name, `${i},${c}`)} = ${number(total[c], summed, `${i},${c}`)}</p>` : '');
+    + (z ? `<p class="cell">column ${c}: ${v.off.residual ? '' : `${number(x[c], stream, `${i},${c}`)} + `}${number(z[c], out, `${i},${c}`)} = ${number(total[c], summed, `${i},${c}`)}</p>` : '');
   const norming = pass.has(normed) ? normSteps(v, shape.post ? total : x, normed, c) : '';
-  return shape.post ? adding + norming : norming + adding;
+  const between = behind && pass.has(name) ? normSteps(v, pass.row(name, i), out, c) : '';
+  return shape.post ? adding + norming : norming + between + adding;
 }
 
 export function normSteps(v, read, normed, c) {
@@ -46,9 +49,16 @@ export function normSteps(v, read, normed, c) {
   return lines.join('');
 }
 
+const PLACED = {
+  post: 'LayerNorm(X + Z)',
+  pre: 'X + Sublayer(LayerNorm(X)); LayerNorm',
+  sandwich: 'X + LayerNorm(Sublayer(LayerNorm(X))); LayerNorm',
+  after: 'X + LayerNorm(Sublayer(X)); LayerNorm',
+};
+
 export const norm = {
   id: 'norm',
-  formula: (v) => (v.shape.post ? 'LayerNorm(X + Z): (x − μ) / √(σ² + ε) · γ + β' : 'X + Sublayer(LayerNorm(X)); LayerNorm: (x − μ) / √(σ² + ε) · γ + β'),
+  formula: (v) => `${PLACED[v.pass.config.norm_placement]}: (x − μ) / √(σ² + ε) · γ + β`,
   body: (v) => addAndNorm(v, 'self_attention'),
 };
 

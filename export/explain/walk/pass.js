@@ -42,7 +42,7 @@ export class Pass {
 export class Shape {
   constructor(config, stack) {
     const own = stack === 'decoder' ? { ...config, ...config.decoder } : config;
-    Object.assign(this, { config, stack, post: config.norm_placement !== 'pre' });
+    Object.assign(this, { config, stack, post: config.norm_placement === 'post' });
     this.d = config.d_model;
     this.heads = own.heads;
     this.kvHeads = own.key_value_heads ?? own.heads;
@@ -85,7 +85,7 @@ export class Shape {
   input(n, part) {
     const norm = `${this.layer(n)}.${part}_norm`;
     const bare = this.config.first_norm === false && this.stack === 'encoder' && n === 0 && part === 'self_attention';
-    return this.post || bare ? this.stream(n, part) : norm;
+    return this.post || bare || this.config.norm_placement === 'after' ? this.stream(n, part) : norm;
   }
 
   /** The classifier's input. */

@@ -51,8 +51,9 @@ def _value(wiring: Wiring, point: str) -> str | None:
         return wiring.last(scope)
     if last == "residual":
         layer = scope.rsplit("/", 2)[0]
-        sums = [n.output[0] for n in wiring.readers(place) if n.op_type == "Add" and n.name.startswith(f"{layer}/Add")]
-        return sums[0] if sums else None
+        added = [wiring.last(f"{scope.rpartition('/')[0]}_post_norm") or place, place]
+        readers = (n for value in added for n in wiring.readers(value) if n.name.startswith(f"{layer}/Add"))
+        return next((n.output[0] for n in readers if n.op_type == "Add"), None)
     if place.endswith(".embedding"):
         return _embedding(wiring, place, last)
     module = scope.rpartition("/")[0]

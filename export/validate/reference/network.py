@@ -418,15 +418,17 @@ class Reference:
 
         return FFN
 
-    # Section 3.1: LayerNorm(x + Sublayer(x)); with norm_placement "pre", x + Sublayer(LayerNorm(x))
+    # Section 3.1: LayerNorm(x + Sublayer(x)); with norm_placement "pre", x + Sublayer(LayerNorm(x)); "sandwich"
+    # (Gemma Team 2024) and "after" (OLMo Team 2025): another norm, or the only one, of the sub-layer's output
 
     def sublayer(self, name: str, x: Array, sublayer: Callable[[Array], Array], tap: Tap | None) -> Array:
-        observe = self.observer(tap, "")
-        if self.config.norm_placement == "pre":
-            y = observe_tap(tap, name, sublayer(self._before(name, x, observe)))
-            return observe(f"{name}.residual", x + y)
-        y = observe_tap(tap, name, sublayer(x))
-        return observe(f"{name}_norm", self._norm(f"{name}_norm", observe(f"{name}.residual", x + y)))
+        observe, placement = self.observer(tap, ""), self.config.norm_placement
+        before = self._before(name, x, observe) if placement in ("pre", "sandwich") else x
+        y = observe_tap(tap, name, sublayer(before))
+        if placement in ("sandwich", "after"):
+            y = observe(f"{name}_post_norm", self._norm(f"{name}_post_norm", y))
+        z = observe(f"{name}.residual", x + y)
+        return observe(f"{name}_norm", self._norm(f"{name}_norm", z)) if placement == "post" else z
 
     def _before(self, name: str, x: Array, observe: Observe) -> Array:
         """Apply the norm before a sub-layer; without `first_norm` the encoder's first has none."""

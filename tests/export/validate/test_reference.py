@@ -4,6 +4,7 @@ import math
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from export.validate.reference import layers as reference
 from export.validate.reference.layers import attention
 from mlx_transformer.core import positions as stored
 from mlx_transformer.core.checkpoint import WEIGHTS, save_checkpoint
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import NormPlacement, TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import Stored
@@ -254,6 +255,24 @@ def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
             plain.weights[name] = plain.weights[name] * 2.0
     ids = RNG(6).integers(3, 17, (2, 5))
     np.testing.assert_allclose(scaled(ids, ids), plain(ids, ids), rtol=1e-9)
+
+
+@pytest.mark.parametrize("placement", get_args(NormPlacement))
+def test_each_placement_has_its_norms(placement: str) -> None:
+    model, x, name = make(norm_placement=placement), RNG(5).standard_normal((1, 3, 16)), "decoder.layers.1.feed_forward"
+
+    def ln(y: np.ndarray, own: str) -> np.ndarray:
+        gamma, beta = (model.weights[f"{name}_{own}.{part}"] for part in ("weight", "bias"))
+        return gamma * (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5) + beta
+
+    formulas = {
+        "post": lambda: ln(x + np.tanh(x), "norm"),
+        "pre": lambda: x + np.tanh(ln(x, "norm")),
+        "sandwich": lambda: x + ln(np.tanh(ln(x, "norm")), "post_norm"),
+        "after": lambda: x + ln(np.tanh(x), "post_norm"),
+    }
+    np.testing.assert_allclose(model.sublayer(name, x, np.tanh, None), formulas[placement](), rtol=1e-10)
+    assert ("decoder.norm.weight" in model.weights) == (placement != "post")
 
 
 @pytest.mark.parametrize("place", ["before", "after", "width"])

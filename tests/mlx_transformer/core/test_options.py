@@ -61,7 +61,7 @@ def test_new_options_join_the_covering_set_in_every_pair() -> None:
         pairs = {(c[first], c[second]) for c in seen}
         assert len(pairs) == len({c[first] for c in seen}) * len({c[second] for c in seen})
     assert {c[0] for c in seen} == {"plain", "scaled", "gated"}
-    assert len(chosen) < 40
+    assert len(chosen) < 48  # at least 8 positions x 4 placements of norms
 
 
 @pytest.mark.parametrize("architecture", OPTIONS["architecture"])
