@@ -30,7 +30,7 @@ def marian_scales(
     either, from the validation text of the checkpoint's run. `log` gets a line with the result. Raises UserError if the
     text can't be read, or if the model has no tokenizer for it.
     """
-    opened = open_checkpoint(checkpoint)
+    opened = open_checkpoint(checkpoint).widened()
     own = read_int8_scales(opened.folder, opened.config)
     if own is not None and calibrate is None:
         return own

@@ -147,8 +147,9 @@ class Plan:
         return self.checkpoint.config
 
     def say_what_is_widened(self, log: Callable[[str], None]) -> None:
-        if self.checkpoint.wide:
-            log(f"{self.checkpoint.folder}: stored in float16; graphs are made of the same numbers in float32")
+        own = self.checkpoint.precision
+        if own != "float32" and "float32" in self.precisions:
+            log(f"{self.checkpoint.folder}: stored in {own}; float32 holds the same numbers in twice the room")
 
     @property
     def written(self) -> Target:

@@ -121,7 +121,7 @@ def compare(
         seed = secrets.randbits(32) if seed is None else seed
         if files is not None and files.misleading:
             return _of_files_alone(opened, str(named), seed, files)
-        for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(onnx)):
+        for name in map(full_name, runtimes if runtimes is not None else _default_runtimes(opened, onnx)):
             try:
                 if onnx is not None and name == "onnxruntime" and is_foreign(Path(onnx)):
                     engines.append(ForeignEngine(opened, Path(onnx), names, threads))
@@ -188,11 +188,15 @@ def assert_equal(
     return report
 
 
-def _default_runtimes(onnx: str | Path | None) -> list[str]:
-    """Return MLX (also on a GPU if the machine has one) and ONNX Runtime in every precision of the folder."""
+def _default_runtimes(checkpoint: Checkpoint, onnx: str | Path | None) -> list[str]:
+    """Return MLX (also on a GPU if the machine has one), in float32 and in the checkpoint's own 16 bits, and ONNX
+    Runtime in every precision of the folder."""
     available = [] if onnx is None or is_foreign(Path(onnx)) else precisions(onnx)
     lower = available[1:] if "float32" in available or len(available) == 1 else available
-    return [*default_runtimes(), *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
+    runtimes, own = [*default_runtimes()], checkpoint.precision
+    if own != "float32" and not checkpoint.quantization:
+        runtimes += [f"mlx:{device}:{own}" for device in ("cpu", "gpu") if device == "cpu" or "mlx:gpu" in runtimes]
+    return [*runtimes, *(f"onnxruntime:cpu:all:{precision}" for precision in lower)]
 
 
 def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:

@@ -115,7 +115,7 @@ def open_model(
     else:
         if threads is not None:
             raise UserError("{}: is a checkpoint; {} is for ONNX folders", folder, Name("threads"))
-        checkpoint = open_checkpoint(folder, verify)
+        checkpoint = open_checkpoint(folder, verify).widened()
         engine, path = open_engine(chosen, checkpoint, None), checkpoint.tokenizer_path
     config = engine.config
     tokenizer = None if path is None else Tokenizer.load(path)

@@ -48,9 +48,6 @@ def import_command(
         ),
     ],
     out: Annotated[Path, OutArgument("Checkpoint folder to write, new or empty.")],
-    keep_float16: Annotated[
-        bool, Option("--keep-float16", help="Keep float16 weights; otherwise they become float32.")
-    ] = False,
     revision: Annotated[
         str | None, Option(help="Branch, tag or commit, for a name on the Hub.", show_default="main")
     ] = None,
@@ -62,7 +59,7 @@ def import_command(
     if Place.of(model).what == "a Marian model":
         notes = import_marian(model, out, force)
     else:
-        notes = import_huggingface(model, out, force, keep_float16, revision)
+        notes = import_huggingface(model, out, force, revision)
     print("; ".join([f"{out}: imported", *notes]))
 
 

@@ -77,9 +77,10 @@ class CompareSettings:
     batch: int = 32
     """Lines translated together."""
     precision_a: PrecisionName | None = None
-    """Precision of A, if it is an ONNX folder with several; unset: float32, or the only one."""
+    """Which precision of A, if it is an ONNX folder (unset: float32, or the only one); of a checkpoint float32, float16
+    or bfloat16 (unset: as it is stored)."""
     precision_b: PrecisionName | None = None
-    """Precision of B, likewise; unset: float32, or the only one."""
+    """Which precision of B, likewise."""
     threads: int | None = None
     """Threads of ONNX Runtime for one operator; unset: one for each core."""
     verify: bool = True
@@ -141,8 +142,8 @@ def compare(
 
 def _opener_of(model: Path, letter: str, settings: CompareSettings) -> tuple[str, Callable[[], Served]]:
     precision = getattr(settings, f"precision_{letter}")
-    if precision is not None and (model.is_file() or not runs_onnx(model)):
-        raise UserError(f"{model}: --precision-{letter} chooses one of an ONNX folder's precisions: leave it out")
+    if precision is not None and model.is_file():
+        raise UserError(f"{model}: --precision-{letter} is for folders: leave it out")
     return opener(model, precision, settings.threads if runs_onnx(model) else None, settings.verify)
 
 

@@ -47,7 +47,8 @@ def open_model(
     path: if there is no such file or folder, a name on the Hugging Face Hub, e.g. "Helsinki-NLP/opus-mt-en-de".
     runtime: the runtime that it must be for. A published folder with ONNX graphs beside its weights is for both; by
     default MLX runs it if installed.
-    threads, precision: for ONNX models, as for `OnnxTransformer`.
+    threads: for ONNX models. precision: of an ONNX folder as for `OnnxTransformer`, of a checkpoint the type to compute
+    in, by default the file's own.
     verify: check the files against the SHA-256 digests in their manifest.
     shortlist: a file in Marian's format, or "none"; default: as the model's settings say.
     Raises `UserError` for anything that is no model, for damaged files, and for options that don't fit the model.
@@ -81,7 +82,7 @@ def _opened_by(
 
         checkpoint = find_model(path)
         if checkpoint.repository is not None and not Place.of(checkpoint.folder).onnx:
-            return _checkpoint(path, verify)
+            return _checkpoint(path, verify, precision=precision)
         path = checkpoint.folder
     if runs_onnx(path):
         check_export()
@@ -93,11 +94,11 @@ def _opened_by(
         if runtime == "mlx":
             raise UserError("{}: an ONNX file needs {runtime}; MLX needs the checkpoint", path, runtime="onnx")
         return open_file(path, threads=threads, verify=verify)
-    if _is_onnx(path, runtime, threads, precision):
+    if _is_onnx(path, runtime, threads):
         from export import OnnxTransformer
 
         return OnnxTransformer(path, threads=threads, precision=precision, verify=verify)
-    return _checkpoint(path, verify)
+    return _checkpoint(path, verify, precision=precision)
 
 
 def open_folder(path: Path, **options: Any) -> TextVerbs:
@@ -214,7 +215,7 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
     from mlx_transformer.families.conversion import sources
 
     _ = opened.translator
-    facts["runs on"], facts["precision"] = f"MLX {packages.get('mlx')}, {device_record()}", "float32"
+    facts["runs on"], facts["precision"] = f"MLX {packages.get('mlx')}, {device_record()}", opened.precision
     if Place.of(folder).is_importable:
         return Served(opened, facts, sum(file.stat().st_size for file in sources(folder)), mx.get_peak_memory)
     checkpoint = open_checkpoint(folder, verify=False)
@@ -238,7 +239,7 @@ def _local(model: Path) -> Path:
     return find_model(model).folder
 
 
-def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: str | None) -> bool:
+def _is_onnx(model: Path, runtime: str | None, threads: int | None) -> bool:
     """Return whether ONNX Runtime will run the folder. Raises `UserError` if the options ask for the other runtime."""
     place = Place.of(model).check_model()
     onnx = place.onnx if runtime == "onnx" else place.runs_onnx
@@ -246,14 +247,18 @@ def _is_onnx(model: Path, runtime: str | None, threads: int | None, precision: s
         raise place.error(AN_ONNX_FOLDER)
     if runtime == "mlx" and onnx:
         raise UserError("{}: an ONNX folder needs {runtime}; MLX needs the checkpoint", model, runtime="onnx")
-    if not onnx:
-        for name, value in (("threads", threads), ("precision", precision)):
-            if value is not None:
-                raise UserError("{}: is a checkpoint; {} is for ONNX folders", model, Name(name))
+    if not onnx and threads is not None:
+        raise UserError("{}: is a checkpoint; {} is for ONNX folders", model, Name("threads"))
     return onnx
 
 
-def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Transformer:
+def _checkpoint(
+    model: Path, verify: bool, revision: str | None = None, precision: PrecisionName | None = None
+) -> Transformer:
+    if precision not in (None, "float32", "float16", "bfloat16"):
+        raise UserError(
+            f"{model}: {precision} is for ONNX folders; a checkpoint computes in float32, float16 or bfloat16"
+        )
     try:
         from mlx_transformer.runtime.transformer import load
     except ModuleNotFoundError as error:
@@ -263,4 +268,4 @@ def _checkpoint(model: Path, verify: bool, revision: str | None = None) -> Trans
         raise UserError(
             "{}: a checkpoint needs MLX, which is not installed; {}, or export it: {}", model, needs("train"), build
         ) from None
-    return load(model, verify, revision)[0]
+    return load(model, verify, revision, precision)[0]

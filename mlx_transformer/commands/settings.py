@@ -115,7 +115,8 @@ class RuntimeSettings:
     threads: int | None = field(default=None, metadata=ADVANCED)
     """Threads of ONNX Runtime for one operator; unset: one for each core."""
     precision: PrecisionName | None = None
-    """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only one."""
+    """Of an ONNX folder the precision to open (unset: float32, or the only one); of a checkpoint float32, float16 or
+    bfloat16, to compute in (unset: as it is stored)."""
     verify: bool = field(default=True, metadata=ADVANCED)
     """Check the model's files against the SHA-256 digests in their manifest."""
 

@@ -17,17 +17,19 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 
 
 def averaged(checkpoints: Sequence[Checkpoint]) -> dict[str, NDArray]:
-    """The mean of each parameter, summed in float64, returned in float32. Raises `UserError` if the configs differ."""
+    """The mean of each parameter, summed in float64, in the type of the first. Raises `UserError` if the configs
+    differ."""
     first, *others = checkpoints
     for other in others:
         if other.config != first.config:
             raise UserError(f"{other.folder}: its config differs from that of {first.folder}; no average makes sense")
     means = {}
     for name in first.names():
-        total = first.tensor(name).astype(np.float64)
+        begin = first.tensor(name)
+        total = begin.astype(np.float64)
         for other in others:
             total += other.tensor(name)
-        means[name] = (total / len(checkpoints)).astype(np.float32)
+        means[name] = (total / len(checkpoints)).astype(begin.dtype)
     return means
 
 

@@ -1,4 +1,4 @@
-"""Make one checkpoint of an adapter and its base: merged in float32, merged and quantised again, or side by side."""
+"""Make one checkpoint of an adapter and its base: merged, merged and quantised again, or side by side."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.families.conversion import as_checkpoint, with_peft
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
-from mlx_transformer.nn.quantize import quantized
+from mlx_transformer.nn.quantize import as_numpy, quantized
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import CARD, write_manifest
+from mlx_transformer.system.tensors import to_float32
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 ROWS, LENGTH = 4, 16
@@ -65,7 +66,8 @@ class Rounding:
 def merge_adapter(
     base: str | Path, adapter: str | Path, out: Target, requantize: bool = False, force: bool = False
 ) -> Rounding | None:
-    """Merge an adapter into its base; write a checkpoint with tokenizer, in float32 even if the base is quantised.
+    """Merge an adapter into its base; write a checkpoint with tokenizer. Each matrix is rounded once, to its type in
+    the base, integers to float32.
 
     base: a checkpoint, or a published model's folder. adapter: ours, or one of PEFT.
     requantize: quantise merged matrices again if they are quantised in the base, by the same schemes, and return the
@@ -161,9 +163,10 @@ def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weig
     values = Weights()
     for name in sorted(integers):
         scheme = base.quantization[name]
-        packed = quantized(merged[name], scheme)
+        own = base.matrices()[name].scales.dtype if scheme.affine else np.float32
+        packed = quantized(merged[name].astype(own), scheme)
         stored |= packed.tensors(name)
-        values[name] = packed.dequantised()
+        values[name] = packed.widened().dequantised()
     return stored, values
 
 
@@ -171,7 +174,7 @@ def _logits(model: Transformer, config: TransformerConfig) -> NDArray:
     rng, shape = np.random.default_rng(0), (ROWS, min(LENGTH, config.max_positions))
     pair = config.architecture == "encoder-decoder"
     sizes = (config.source_vocab_size, config.vocab_size) if pair else (config.vocab_size,)
-    return np.array(model(*(rng.integers(0, size, shape) for size in sizes)))
+    return to_float32(as_numpy(model(*(rng.integers(0, size, shape) for size in sizes))))
 
 
 def _rms(arrays: Weights) -> float:

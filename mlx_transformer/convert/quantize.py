@@ -53,9 +53,12 @@ def quantize_checkpoint(
     checkpoint = open_checkpoint(folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
-    text = checked_tokenizer(checkpoint)
+    text, shapes = checked_tokenizer(checkpoint), quantizable_shapes(checkpoint.config)
     model = Transformer.load(checkpoint.folder)
-    model.set_dtype(mx.float32)  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
+    # From lower precisions -bias / scale isn't whole, but fast kernels need zero points.
+    for path, module in model.named_modules():
+        if f"{path}.weight" in shapes and scheme.divides(shapes[f"{path}.weight"]):
+            module.weight = module.weight.astype(mx.float32)
     quantize(model, scheme)
     quantization = quantization_of(model)
     layers = dict(model.named_modules())
@@ -67,4 +70,4 @@ def quantize_checkpoint(
     save_checkpoint(output, model.config, model.weights(), text, quantization=quantization, **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
-    return f"{described(quantization, quantizable_shapes(model.config))}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"
+    return f"{described(quantization, shapes)}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"

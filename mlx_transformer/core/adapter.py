@@ -117,12 +117,9 @@ class Adapter:
     arrays: Mapping[str, NDArray]
 
     def merged(self, name: str, weight: NDArray) -> NDArray:
-        """Apply the adapter to a parameter, computed in float64 and rounded once to float32.
-
-        Parameters without an adapter are only converted to float32.
-        """
+        """Apply the adapter to a parameter, computed in float64 and rounded once to the parameter's own type."""
         change = self.delta(name)
-        return weight.astype(np.float32, copy=False) if change is None else change.of(weight).astype(np.float32)
+        return weight if change is None else change.of(weight).astype(weight.dtype)
 
     def delta(self, name: str) -> WeightDelta | None:
         """The change of a parameter; None if it isn't adapted."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +23,30 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_text
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.manifest import CARD, read_manifest, sha256, verify_files, write_manifest
-from mlx_transformer.system.tensors import Stored, open_tensors, stored_tensors, write_tensors
+from mlx_transformer.system.tensors import Stored, is_float, open_tensors, stored_tensors, to_float32, write_tensors
 
 from .adapter import Adapter, attached_adapter
 from .card import write_card
 from .config import TransformerConfig, parse_object
 from .folders import ARRAYS, CONFIG, WEIGHTS, Place
 from .outputs import Kind, claim
-from .parameters import Shape, check_parameters, parameter_shapes, quantizable_shapes
+from .parameters import Shape, check_parameters, is_unbounded, parameter_shapes, quantizable_shapes
 from .quantization import KEY, Packed, Quantization, from_config, to_config
 from .tokenizer_files import read_tokenizer, tokenizer_files, tokenizer_path
 
-FLOATS = {"F64", "F32", "F16"}  # no BF16, which NumPy lacks: bfloat16 models are stored as float32
-HALVES = {"F16", "BF16"}  # allowed in quantised checkpoints; read as float32, which is exact
+FLOATS = {"F64", "F32", "F16", "BF16"}
 
 Tensors = Mapping[str, NDArray]
+FloatName = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """An opened, verified checkpoint. Weights stay in the file; `tensor(name)` reads one parameter.
 
-    `tensor` returns dequantised float32 values for quantised matrices, and applies an adapter beside the weights.
-    `packed` and `stored` return the file's own contents. Reading raises `UserError` for numbers that aren't finite.
+    `tensor` returns a parameter in the file's own type, dequantised float32 values for quantised matrices, and applies
+    an adapter beside the weights. `packed` and `stored` return the file's own contents. Reading raises `UserError` for
+    numbers that aren't finite.
 
     >>> checkpoint = open_checkpoint("runs/en-de")
     >>> checkpoint.tensor("embedding.weight").shape  # (V, D)
@@ -57,12 +59,16 @@ class Checkpoint:
     adapter: Adapter | None = None
     """The adapter beside the weights; `tensor` applies it."""
     wide: bool = False
-    """Read float16 weights as float32, which is exact."""
+    """Read numbers of 16 bits as float32, which is exact."""
 
     def widened(self) -> Checkpoint:
-        """The same checkpoint, with float16 weights read as float32."""
-        halves = not self.quantization and any(each.dtype == np.float16 for each in self._files.values())
-        return replace(self, wide=True) if halves else self
+        """The same checkpoint, with numbers of 16 bits read as float32."""
+        return replace(self, wide=True)
+
+    @property
+    def precision(self) -> FloatName:
+        """The type that MLX computes in, see `precision_of`."""
+        return precision_of(self._files, self.config, self.quantization)
 
     @property
     def base(self) -> Checkpoint:
@@ -97,11 +103,8 @@ class Checkpoint:
             array = self.packed(name).dequantised()
         else:
             array = np.asarray(self._files[name])
-            narrow = array.dtype.itemsize == 2 and (self.quantization or self.wide)
-            array = array.astype(np.float32) if narrow else array
-        if self.adapter is None or self.adapter.delta(name) is None:
-            return array
-        return self.adapter.merged(name, array)
+        array = array if self.adapter is None else self.adapter.merged(name, array)
+        return to_float32(array) if self.wide else array
 
     def tensors(self) -> Iterator[tuple[str, NDArray]]:
         """Read all parameters one by one, as (name, array), in the order of `parameter_shapes`."""
@@ -110,20 +113,22 @@ class Checkpoint:
 
     def unread(self) -> dict[str, Stored]:
         """{name: parameter} like `tensor`, each read only when its numbers are needed."""
-        shapes = parameter_shapes(self.config)
-        changed = {name for name in shapes if self.adapter is not None and self.adapter.delta(name) is not None}
+        shapes, single = parameter_shapes(self.config), np.dtype(np.float32)
 
         def later(name: str) -> Stored:
-            single = self.quantization or self.wide or name in changed
-            dtype = np.dtype(np.float32) if single else self._files[name].dtype
-            return Stored(shapes[name], dtype, lambda: self.tensor(name).astype(dtype, copy=False))
+            own = single if name in self.quantization else self._files[name].dtype
+            dtype = single if self.wide and own.itemsize == 2 else own
+            return Stored(shapes[name], dtype, lambda: self.tensor(name))
 
         return {name: later(name) for name in shapes}
 
     def packed(self, name: str) -> Packed:
         """A quantised matrix as stored, without the adapter; affine scales and biases become float32. name: a key of
         `quantization`."""
-        packed = self.matrices()[name].widened()
+        return self._read(name).widened()
+
+    def _read(self, name: str) -> Packed:
+        packed = self.matrices()[name].read()
         if not packed.scheme.affine and not packed.is_finite:
             raise UserError(f"{self.folder / WEIGHTS}: {name} is not finite: damaged; restore it from a copy")
         return packed
@@ -133,11 +138,12 @@ class Checkpoint:
         return {name: scheme.packed(name, self._files) for name, scheme in self.quantization.items()}
 
     def stored(self) -> Iterator[tuple[str, NDArray]]:
-        """Read all tensors as (name, array): two or three for each quantised matrix, without the adapter. The other
-        parameters are as from `tensor`."""
+        """Read all tensors as (name, array): two or three for each quantised matrix, in the file's own types and
+        without the adapter. The other parameters are as from `tensor`."""
         for name in self.names():
             if name in self.quantization:
-                yield from self.packed(name).tensors(name).items()
+                packed = self.packed(name) if self.wide else self._read(name)
+                yield from packed.tensors(name).items()
             else:
                 yield name, self.tensor(name)
 
@@ -182,6 +188,31 @@ def save_checkpoint(
     return folder
 
 
+def precision_of(tensors: Mapping[str, Any], config: TransformerConfig, quantization: Quantization) -> FloatName:
+    """The type that a network of these tensors computes in: the 16 bits of all of them, but for those that may stay
+    float32; else float32, as beside matrices that MLX has to dequantise."""
+    kinds = {name: array.dtype.name for name, array in tensors.items() if is_float(array.dtype)}
+    halves: tuple[FloatName, ...] = ("float16", "bfloat16")
+    for half in halves if all(scheme.runs_in_mlx for scheme in quantization.values()) else ():
+        single = () if quantization else {name for name, kind in kinds.items() if kind == "float32"}
+        wide = {name for name in single if stays_wide(name, half, config)}
+        if {kind for name, kind in kinds.items() if name not in wide} == {half}:
+            return half
+    return "float32"
+
+
+def stays_wide(name: str, precision: str, config: TransformerConfig) -> bool:
+    """Whether a float32 parameter stays so in a network of 16 bits: those of norms, which compute in float32 anyway,
+    and matrices whose products float16 can't hold."""
+    path, _, part = name.rpartition(".")
+    unbounded = precision == "float16" and part != "bias" and is_unbounded(f"{path}.weight", config)
+    return precision != "float32" and (unbounded or is_of_norm(name))
+
+
+def is_of_norm(name: str) -> bool:
+    return name.rpartition(".")[0].endswith("norm")
+
+
 CHECKPOINT = Kind("checkpoint", lambda folder: Place.of(folder).what == "a checkpoint", folder=True)
 
 
@@ -220,10 +251,9 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
     config, quantization = _read_config(folder / CONFIG, shapes)
     check_parameters(config, shapes, str(folder / WEIGHTS), quantization)
     check_memory((folder / WEIGHTS).stat().st_size, f"{folder / WEIGHTS}", "use a machine with more")
-    floats = FLOATS | HALVES if quantization else FLOATS
     for name, kind in types.items():
         scheme = quantization.get(f"{name.removesuffix('.scales')}.weight") if name.endswith(".scales") else None
-        codes = {"U8"} if scheme is not None and not scheme.affine else floats
+        codes = {"U8"} if scheme is not None and not scheme.affine else FLOATS
         allowed = {"U32"} if name in quantization else codes
         if kind not in allowed:
             allowed_types = ", ".join(sorted(allowed))

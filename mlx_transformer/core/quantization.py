@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import Name, UserError
+from mlx_transformer.system.tensors import to_float32
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -231,8 +232,11 @@ class Packed:
 
     def widened(self) -> Packed:
         """The same matrix in memory, with scales and biases of 16 bits in float32."""
-        read = (np.asarray(part) for part in self.parts)
-        return Packed.of((x if x.dtype.kind == "u" else x.astype(np.float32) for x in read), self.scheme)
+        return Packed.of(map(to_float32, self.read().parts), self.scheme)
+
+    def read(self) -> Packed:
+        """The same matrix in memory."""
+        return Packed.of(map(np.asarray, self.parts), self.scheme)
 
     @staticmethod
     def of(parts: Iterable[Any], scheme: Scheme) -> Packed:
@@ -311,7 +315,8 @@ def widened(tensors: Iterable[tuple[str, NDArray]], quantization: Quantization) 
         name = whole[part]
         names = quantization[name].tensors(name)
         if all(each in parts for each in names):
-            yield name, quantization[name].packed(name, {each: parts.pop(each) for each in names}).dequantised()
+            packed = quantization[name].packed(name, {each: parts.pop(each) for each in names})
+            yield name, packed.widened().dequantised()
 
 
 def packed_words(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:

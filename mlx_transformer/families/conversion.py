@@ -27,7 +27,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
-from mlx_transformer.core.parameters import is_unbounded, quantizable_shapes
+from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.positions import reordered
 from mlx_transformer.core.quantization import Quantization, described, stored_tensors
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
@@ -75,13 +75,13 @@ class Imported(NamedTuple):
     """The modules behind an encoder in a folder of sentence-transformers."""
 
 
-def read_published(folder: Path, keep_float16: bool = False) -> Imported:
+def read_published(folder: Path) -> Imported:
     """Return the model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
     sentences = read_sentence_folder(folder) if Place.of(folder).holds(MODULES) else None
     folder = folder if sentences is None else sentences.network
     adapter = read_peft(folder)
     network = folder if adapter is None else adapter.base
-    source = with_first_end(read_folder(network, keep_float16))
+    source = with_first_end(read_folder(network))
     model_type = source.config.get("model_type")
     if model_type not in list(FAMILIES):
         what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
@@ -94,8 +94,6 @@ def read_published(folder: Path, keep_float16: bool = False) -> Imported:
     config, weights = imported(family, source)
     heads = family.other_heads(config, source.tensors)
     weights, quantization = stored_tensors(weights)
-    unbounded = (n for n in weights if n not in quantization and is_unbounded(n, config))
-    weights |= {n: weights[n].astype(np.float32) for n in unbounded}
     notes += [described(quantization, quantizable_shapes(config))] if quantization else []
     tokenizer, unread = read_tokenizer(folder, config, model_type)
     notes += unread
@@ -129,24 +127,23 @@ def import_huggingface(
     folder: str | Path,
     out: Target,
     force: bool = False,
-    keep_float16: bool = False,
     revision: str | None = None,
 ) -> list[str]:
     """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
 
     folder: or where there is none of that name, a name on the Hugging Face Hub, of which `revision` is a branch, tag or
-    commit; which commit it was is kept in the checkpoint (origin.json). float16 and bfloat16 are widened to float32;
-    keep_float16: float16 stays, and is computed with, but for T5's `down_proj`. Weights go from file to file one by
-    one. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a checkpoint that is
-    replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is damaged or of no
-    family in `FAMILIES`, for a name that can't be fetched, and for whatever in it our config can't express.
+    commit; which commit it was is kept in the checkpoint (origin.json). Weights go from file to file one by
+    one, in their own type. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a
+    checkpoint that is replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is
+    damaged or of no family in `FAMILIES`, for a name that can't be fetched, and for whatever in it our config can't
+    express.
     """
     output = claim(out, CHECKPOINT, force, Path(folder))
     place = find_model(folder, revision)
     found = Place.of(place.folder)
     if found.what in ("a run", "an ONNX model") or (found.what == "a checkpoint" and found.config is not None):
         raise UserError(f"{folder}: is {found.what} already, which other commands take as it is: nothing to import")
-    ours = read_published(place.folder, keep_float16)
+    ours = read_published(place.folder)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
     texts[ORIGIN] = (
         json.dumps(place.origin or place_of(place.folder, sources(place.folder), output.path), indent=2) + "\n"

@@ -25,7 +25,7 @@ from mlx_transformer.core.positions import channels, reordered, sinusoids
 from mlx_transformer.core.quantization import KEY, SAME_KEY, Packed, from_config, packed_tensors
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.fields import field_types
-from mlx_transformer.system.tensors import Stored
+from mlx_transformer.system.tensors import Stored, float_type, is_float
 
 from .keys import Given, Line, Values
 
@@ -157,14 +157,14 @@ class Family:
         weights: dict[str, Any] = {}
         problems: list[str] = []
         used: set[str] = set()
-        places, heads = self.places(config), self.other_heads(config, tensors)
+        places, heads, dtype = self.places(config), self.other_heads(config, tensors), _float_type(tensors)
         for name, shape in parameter_shapes(config).items():
             names, at = places[name]
             present = [n for n in names if n in tensors]
             used.update(present)
             present = present[-1:] if at.last else present
             if not present:
-                weights[name] = np.zeros(shape, np.float32)
+                weights[name] = np.zeros(shape, dtype)
                 problems += [] if at.optional else [f"missing {names[0]} {shape}"]
                 continue
             array = tensors[present[0]]
@@ -175,7 +175,7 @@ class Family:
             if array.shape != stored:
                 sizes = [x[::-1] if at.transposed else x for x in (array.shape, stored)]
                 problems.append(f"{present[0]} is {sizes[0]}, expected {sizes[1]}")
-            if array.dtype.kind != "f":
+            if not is_float(array.dtype):
                 problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
             differing = (n for n in present[1:] if not _equal(tensors[n], tensors[present[0]]))
             problems += [f"{n} differs from {present[0]}, which config.json ties it to" for n in differing]
@@ -208,12 +208,13 @@ class Family:
     def write(self, config: TransformerConfig, weights: Tensors) -> dict[str, NDArray]:
         """Their tensors from our parameters, under the first of their names or (`At.each`) under each."""
         written: dict[str, Any] = {}
+        dtype = _float_type(weights)
         for name, (names, at) in self.places(config).items():
             array = weights[name]
             if at.unread:
                 array = np.concatenate([np.zeros((at.unread, *array.shape[1:]), array.dtype), array])
             array = array[None] if at.leading else array
-            array = _plus(array, -at.offset) if at.offset else array
+            array = _plus(array, -at.offset).astype(dtype) if at.offset else array
             array = _transposed(array) if at.transposed else array
             if at.rows and at.rows[0]:  # parameters come in the order of the rows
                 array = _joined(written[names[0]], array, axis=-1 if at.transposed else 0)
@@ -365,9 +366,10 @@ def exported(
     c, ours = _as_written(family, config), dict(tensors)
     if (order := channel_order(family, config)) is not None:
         ours = reordered(ours, order)
-    dtype = next(iter(ours.values())).dtype
+    dtype = _float_type(ours)
     weights = {n: ours[n] if n in ours else np.zeros(shape, dtype) for n, shape in parameter_shapes(c).items()}
-    return {"torch_dtype": str(dtype), **written_config(family, c)}, family.write(c, weights)
+    types = dict.fromkeys(("dtype", "torch_dtype"), str(dtype))  # of versions 5 and 4 of transformers
+    return {**types, **written_config(family, c)}, family.write(c, weights)
 
 
 def written_config(family: Family, config: TransformerConfig) -> Values:
@@ -428,6 +430,10 @@ def _transposed(array: Any) -> Packed | Stored:
     if isinstance(array, Packed):  # these are (out, in) always, as a scale belongs to inputs
         return array
     return Stored(array.shape[::-1], array.dtype, lambda: np.asarray(array).T)
+
+
+def _float_type(tensors: Tensors) -> np.dtype:
+    return float_type(getattr(array, "scales", array) for array in tensors.values())
 
 
 def _plus(array: Any, offset: int) -> Stored:

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import HUGGING_FACE
 from mlx_transformer.core.config import TransformerConfig
@@ -98,21 +96,17 @@ def _form(folder: Path, config: TransformerConfig) -> Form:
     return Form(library, ("transformer",), f"```python\n{use}\n```")
 
 
-def read_folder(path: Path, keep_float16: bool = False) -> Published:
+def read_folder(path: Path) -> Published:
     """Open a folder, without reading its weights: they are, tensor by tensor, where their numbers are asked for.
 
-    bfloat16 is widened to float32, and float16 unless it is kept; both are exact. Raises `UserError` for missing and
-    damaged files.
+    Raises `UserError` for missing and damaged files.
     """
     if not path.is_dir():
         raise UserError(f"{path}: {'is a file, not a folder with a model' if path.exists() else 'no such folder'}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
     config, generation = read_object(path / CONFIG), optional_object(path / GENERATION)
-    tensors = open_weights(path)
-    if not keep_float16:
-        tensors = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in tensors.items()}
-    return Published(path, config, generation, tensors)
+    return Published(path, config, generation, open_weights(path))
 
 
 def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:

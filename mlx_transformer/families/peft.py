@@ -174,15 +174,14 @@ def read_peft(path: Path) -> PeftAdapter | None:
     parts: dict[str, dict[str, NDArray]] = {}
     replaced: dict[str, NDArray] = {}
     for name, tensor in stored.items():
-        array = np.asarray(tensor, np.float32)
         own = name.removeprefix(PREFIX)
         end = next((end for end in PARTS if own.endswith(f".{end}")), None)
         if end is not None:
-            parts.setdefault(own.removesuffix(f".{end}"), {})[PARTS[end]] = array
+            parts.setdefault(own.removesuffix(f".{end}"), {})[PARTS[end]] = np.asarray(tensor, np.float32)
         elif ".lora_" in own:
             problems.append(f"{own} is of no kind that can be read")
         else:
-            replaced[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = array
+            replaced[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = np.asarray(tensor)
     for module, arrays in parts.items():
         if not ({"a", "b"} <= arrays.keys() or {"embedding_a", "embedding_b"} == arrays.keys()):
             problems.append(f"{module} has only {' and '.join(sorted(arrays))}")

@@ -81,7 +81,7 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
     heads = [head for head, file in HEADS.items() if (path / file).is_file()]
     for head in heads:
         stored = stored_torch_tensors(path / HEADS[head])
-        weights |= {f"{head}.{name}": array.astype(np.float32) for name, array in stored.items()}
+        weights |= {f"{head}.{name}": np.asarray(array) for name, array in stored.items()}
     more = optional_object(path / PROMPTS)
     prompts, default = dict(more.object("prompts")), more.text("default_prompt_name")
     similarity: Any = more.text("similarity_fn_name")
@@ -205,7 +205,7 @@ def _dense(folder: Path) -> tuple[Dense, dict[str, Any]]:
     if name not in known:
         raise UserError(f"{folder}: activation_function {name!r:.80} is not one of {', '.join(known)}")
     stored = open_weights(folder)
-    arrays = {name.removeprefix("linear."): array.astype(np.float32) for name, array in stored.items()}
+    arrays = {name.removeprefix("linear."): np.asarray(array) for name, array in stored.items()}
     width = _rows(arrays.get("weight"), values.whole("out_features") or 1)
     return Dense(width=width, activation=known[name], bias="bias" in arrays), arrays
 

@@ -99,7 +99,8 @@ class Integers(nn.QuantizedLinear):
 def _lora(kind: type[nn.Module]) -> type[nn.Module]:
     class LoRA(kind):
         def __call__(self, x: mx.array) -> mx.array:
-            return super().__call__(x) + _update(self, x)
+            y = super().__call__(x)
+            return y + _update(self, x).astype(y.dtype)
 
     return LoRA
 
@@ -108,7 +109,8 @@ def _lora(kind: type[nn.Module]) -> type[nn.Module]:
 def _dora(kind: type[nn.Module]) -> type[nn.Module]:
     class DoRA(kind):
         def __call__(self: Any, x: mx.array) -> mx.array:
-            y = _gain(self).astype(x.dtype) * (_product(self, x) + _update(self, x))
+            y = _product(self, x)
+            y = _gain(self).astype(y.dtype) * (y + _update(self, x).astype(y.dtype))
             return y + self.bias if "bias" in self else y
 
     return DoRA

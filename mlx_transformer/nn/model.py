@@ -287,7 +287,7 @@ class Transformer(nn.Module):
         return self[output_weight_name(self.config).removesuffix(".weight")]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Every parameter by name as a NumPy array, ready for `save_checkpoint`; bfloat16 becomes float32."""
+        """Every parameter by name as a NumPy array, ready for `save_checkpoint`; bfloat16 is ml_dtypes'."""
         return stored_weights(self)
 
     def _needs(self, part: str, method: str) -> None:

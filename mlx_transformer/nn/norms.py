@@ -1,4 +1,5 @@
-"""Normalisation of each position over its features. MLX's fused kernels compute in float32 inside.
+"""Normalisation of each position over its features. MLX's fused kernels compute in float32 inside; the result has the
+type of the input, whatever that of the weights.
 
 Shapes: D width; inputs (..., D).
 """
@@ -22,7 +23,7 @@ class LayerNorm(nn.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)
+        return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon).astype(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -34,7 +35,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, self.weight, self.epsilon)
+        return mx.fast.rms_norm(x, self.weight, self.epsilon).astype(x.dtype)
 
 
 def make_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:

@@ -13,7 +13,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import BARRED, added_table_names, embedding_names, target_embedding_name
 
 from .lora import delta_of
-from .quantize import Quantized, values
+from .quantize import Quantized, as_numpy, values
 
 
 def initialise(model: nn.Module, config: TransformerConfig) -> None:
@@ -49,11 +49,9 @@ def named_arrays(tree: Any) -> list[tuple[str, mx.array]]:
 
 
 def stored_weights(model: nn.Module) -> dict[str, np.ndarray]:
-    """Every parameter by name as a NumPy array; bfloat16 becomes float32. A quantised matrix has three entries:
-    weight (packed integers), scales and biases."""
-    # NumPy has no bfloat16.
-    widened = ((n, x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for n, x in named_parameters(model))
-    return {name: np.array(value) for name, value in widened}
+    """Every parameter by name as a NumPy array of its own type. A quantised matrix has three entries: weight (packed
+    integers), scales and biases."""
+    return {name: as_numpy(value) for name, value in named_parameters(model)}
 
 
 def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:

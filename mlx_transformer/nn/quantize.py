@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.quantization import GROUP_SIZES, Packed, Quantization, Scheme
 from mlx_transformer.system.errors import Name, UserError
+from mlx_transformer.system.tensors import number_type
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
 """Parameters of a layer whose first axis is its outputs, or the entries of an embedding."""
@@ -75,7 +76,7 @@ def check_runs(scheme: Scheme) -> None:
 def quantized(weight: NDArray, scheme: Scheme) -> Packed:
     """A matrix (O, D), rounded by MLX. Raises `UserError` as `check_runs` does."""
     check_runs(scheme)
-    return Packed.of(map(np.array, mx.quantize(mx.array(weight), **asdict(scheme))), scheme)
+    return Packed.of(map(as_numpy, mx.quantize(mx.array(weight), **asdict(scheme))), scheme)
 
 
 def matrix(layer: nn.Module, dtype: mx.Dtype = mx.float32) -> mx.array:
@@ -98,14 +99,15 @@ def matrix(layer: nn.Module, dtype: mx.Dtype = mx.float32) -> mx.array:
 def values(layer: Quantized) -> NDArray[Any]:
     """Weight (V, D) of a quantised layer, dequantised by NumPy in the type of affine scales, else in float32: the same
     on every device."""
-    if layer.biases is None:
-        return Packed(np.array(layer.weight), np.array(layer.scales), None, scheme_of(layer)).dequantised()
-    scales, biases = (np.array(part.astype(mx.float32)) for part in (layer.scales, layer.biases))
-    kind = str(layer.scales.dtype).removeprefix("mlx.core.")
-    if kind == "bfloat16":
-        import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
+    tensors = {f".{name}": as_numpy(layer[name]) for name in ("weight", "scales", "biases") if name in layer}
+    return scheme_of(layer).packed(".weight", tensors).dequantised()
 
-    return Packed(np.array(layer.weight), scales.astype(kind), biases.astype(kind), scheme_of(layer)).dequantised()
+
+def as_numpy(array: mx.array) -> NDArray:
+    """The same numbers in NumPy; bfloat16 is ml_dtypes' type."""
+    if array.dtype != mx.bfloat16:
+        return np.array(array)
+    return np.array(array.view(mx.uint16)).view(number_type("bfloat16"))
 
 
 def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:

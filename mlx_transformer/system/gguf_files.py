@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from .errors import UserError, shortened
 from .files import MAX_FILE_BYTES, open_file
 from .gguf_blocks import BLOCKS, FLOATS, NUMBERS, UNREAD, Blocks, BlockType, quantised
-from .tensors import KINDS, Stored, check_finite, read_piece
+from .tensors import TYPES as DTYPES
+from .tensors import Stored, check_finite, number_type, read_piece
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 TYPES = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array", "<u8", "<i8", "<f8")
@@ -66,9 +67,8 @@ class GgufTensor:
         if isinstance(self.kind, BlockType):
             dtype, read = np.dtype(np.float32), lambda: _quietly(self.kind.dequantised, self.blocks())  # type: ignore[union-attr]
         else:
-            kind = KINDS[self.kind]
-            count, dtype = math.prod(self.shape), kind.read
-            read = lambda: kind.as_read(read_piece(self.path, self.begin, count, kind.stored))  # noqa: E731
+            count, dtype = math.prod(self.shape), number_type(DTYPES[self.kind])
+            read = lambda: read_piece(self.path, self.begin, count, dtype)  # noqa: E731
         return self.part(self.shape, dtype, read)
 
     def part(self, shape: tuple[int, ...], dtype: np.dtype, read: Any) -> Stored:
@@ -257,7 +257,7 @@ class _Reader:
 def _bytes_of(kind: str | BlockType, count: int) -> int:
     if isinstance(kind, BlockType):
         return count // kind.weights * kind.size
-    return count * KINDS[kind].stored.itemsize
+    return count * number_type(DTYPES[kind]).itemsize
 
 
 def write_gguf(path: Path, pairs: Mapping[str, Any], tensors: Mapping[str, tuple[NDArray | Stored, str]]) -> None:
@@ -307,11 +307,7 @@ def _value(value: Any) -> bytes:
 def _data(array: NDArray, kind: str) -> NDArray[np.uint8]:
     """The bytes of a tensor of a type."""
     if kind in FLOATS.values():
-        stored = KINDS[kind].stored
-        if kind == "BF16":
-            wide = np.ascontiguousarray(array, np.float32).view(np.uint32)
-            array = (wide + (0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, halves to even
-        return np.ascontiguousarray(array, stored).reshape(-1).view(np.uint8)
+        return np.ascontiguousarray(array, number_type(DTYPES[kind])).reshape(-1).view(np.uint8)
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, 32)
     return np.concatenate([quantised(kind, part).reshape(-1) for part in _in_parts(rows)])
 

@@ -105,7 +105,6 @@ EXTRA_OF = {
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
-    "ml_dtypes": "export",
 }
 """{package: extra that installs it}; if several do, the one that installs on every platform.
 

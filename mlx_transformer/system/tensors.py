@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,22 +23,32 @@ from .errors import UserError
 from .files import check_written, open_file
 
 
-class Kind(NamedTuple):
-    """The dtype of numbers in a file (`stored`) and in memory (`read`)."""
+def number_type(name: str) -> np.dtype:
+    """NumPy's dtype of this name. NumPy lacks bfloat16: ml_dtypes has it, and is loaded only for files with it."""
+    if name == "bfloat16":
+        import ml_dtypes
 
-    stored: np.dtype
-    read: np.dtype
-
-    @classmethod
-    def of(cls, dtype: Any) -> Kind:
-        return cls(np.dtype(dtype), np.dtype(dtype))
-
-    def as_read(self, numbers: NDArray) -> NDArray:
-        return numbers if self.stored == self.read else (numbers.astype(np.uint32) << 16).view(self.read)
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
-BFLOAT16 = Kind(np.dtype(np.uint16), np.dtype(np.float32))
-"""bfloat16 is the upper half of the float32 with the same value. NumPy lacks the type, so it is read as float32."""
+def is_float(dtype: np.dtype) -> bool:
+    """Whether a dtype is one of floating-point numbers, bfloat16 included."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def float_type(arrays: Iterable[NDArray | Stored]) -> np.dtype:
+    """The type of most of these floating-point numbers; float32 if there are none."""
+    counts = Counter[np.dtype]()
+    for array in arrays:
+        if is_float(array.dtype):
+            counts[array.dtype] += math.prod(array.shape)
+    return max(counts, key=counts.__getitem__, default=np.dtype(np.float32))
+
+
+def to_float32(array: NDArray) -> NDArray:
+    """The same numbers, those of 16 bits in float32; exact."""
+    return array.astype(np.float32) if is_float(array.dtype) and array.dtype.itemsize == 2 else array
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +108,12 @@ def checksum_of(path: Path, begin: int, size: int) -> int:
     return checksum
 
 
-TYPES = {"U64": np.uint64, "I64": np.int64, "F64": np.float64, "F32": np.float32, "U32": np.uint32, "I32": np.int32}
-TYPES |= {"BF16": "bfloat16", "F16": np.float16, "U16": np.uint16, "I16": np.int16, "I8": np.int8}
-TYPES |= {"U8": np.uint8, "BOOL": np.bool_}
+TYPES = {"U64": "uint64", "I64": "int64", "F64": "float64", "F32": "float32", "U32": "uint32", "I32": "int32"}
+TYPES |= {"BF16": "bfloat16", "F16": "float16", "U16": "uint16", "I16": "int16", "I8": "int8", "U8": "uint8"}
+TYPES |= {"BOOL": "bool"}
 """{dtype in a file: NumPy's}, in the order in which safetensors' own writer sorts arrays: widest first, so that each is
 aligned."""
-NAMES = {kind if isinstance(kind, str) else np.dtype(kind).name: name for name, kind in TYPES.items()}
-
-KINDS = {name: BFLOAT16 if name == "BF16" else Kind.of(kind) for name, kind in TYPES.items()}
+NAMES = {kind: name for name, kind in TYPES.items()}
 
 PART = 1 << 20
 """Numbers checked at a time."""
@@ -126,9 +135,9 @@ def read_tensors(path: Path) -> dict[str, NDArray]:
 
 
 def stored_tensors(path: Path) -> dict[str, Stored]:
-    """All arrays of a file, not yet read; bfloat16 becomes float32, which is exact.
+    """All arrays of a file, not yet read, in the file's own types.
 
-    Raises `UserError` if the file is damaged or has a type that NumPy lacks; reading an array raises it if a number
+    Raises `UserError` if the file is damaged or has an unknown type; reading an array raises it if a number
     isn't finite.
     """
     with open_tensors(path), open_file(path) as file:  # open_tensors checks the header
@@ -139,20 +148,19 @@ def stored_tensors(path: Path) -> dict[str, Stored]:
         if entry["dtype"] not in TYPES:
             raise UserError(f"{path}: {name} cannot be read (NumPy has no {entry['dtype']})")
 
-    def stored(name: str, shape: tuple[int, ...], kind: Kind, begin: int, end: int) -> Stored:
+    def stored(name: str, shape: tuple[int, ...], dtype: np.dtype, begin: int, end: int) -> Stored:
         def read() -> NDArray:
-            numbers = read_piece(path, begin, (end - begin) // kind.stored.itemsize, kind.stored)
-            array = kind.as_read(numbers).reshape(shape)
+            array = read_piece(path, begin, (end - begin) // dtype.itemsize, dtype).reshape(shape)
             check_finite(path, name, array)
             return array
 
-        return Stored(shape, kind.read, read)
+        return Stored(shape, dtype, read)
 
     start = 8 + length
     tensors = {}
     for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        tensors[name] = stored(name, tuple(entry["shape"]), KINDS[entry["dtype"]], start + begin, start + end)
+        (begin, end), dtype = entry["data_offsets"], number_type(TYPES[entry["dtype"]])
+        tensors[name] = stored(name, tuple(entry["shape"]), dtype, start + begin, start + end)
     return tensors
 
 

@@ -122,7 +122,7 @@ def _begins(file: io.BufferedReader, storages: list[Storage], at: int, size: int
         if len(head) == COUNT and count != storage.count:
             raise _damaged(f"its storage {label} has {count} numbers, its pickle says {storage.count}")
         begins[storage.key] = at + COUNT
-        at += COUNT + storage.count * storage.kind.stored.itemsize
+        at += COUNT + storage.count * storage.dtype.itemsize
         if at > size:
             raise _damaged(f"ends within its storage {label}")
     if at < size:
@@ -163,7 +163,7 @@ class Entry:
 
 
 def stored_torch_tensors(path: Path) -> dict[str, Stored]:
-    """All tensors of a file, not yet read; bfloat16 becomes float32.
+    """All tensors of a file, not yet read, in the file's own types.
 
     Raises `UserError` if the file is damaged or holds anything but tensors. Reading a tensor raises it for a wrong
     checksum and for numbers that aren't finite.
@@ -230,7 +230,7 @@ def _pickle(archive: zipfile.ZipFile) -> tuple[bytes, str]:
 def _entry(file: io.BufferedReader, archive: zipfile.ZipFile, folder: str, storage: Storage) -> Entry:
     """Find a storage in the archive. Raises `Refused` if its size differs from the pickle's."""
     name = f"{folder}data/{storage.key}"
-    label, size = repr(shortened(name)), storage.count * storage.kind.stored.itemsize
+    label, size = repr(shortened(name)), storage.count * storage.dtype.itemsize
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -266,17 +266,15 @@ def _stored(path: Path, name: str, view: View, entry: Entry) -> Stored:
 
     def read() -> NDArray:
         if empty:
-            return np.zeros(shape, storage.kind.read)
-        stored = storage.kind.stored
-        begin = entry.begin + (storage.first + view.offset) * stored.itemsize
-        numbers = read_piece(path, begin, end - view.offset, stored)
+            return np.zeros(shape, storage.dtype)
+        begin = entry.begin + (storage.first + view.offset) * storage.dtype.itemsize
+        numbers = read_piece(path, begin, end - view.offset, storage.dtype)
         entry.check(path, name, numbers if len(numbers) == storage.count else None)
-        numbers = storage.kind.as_read(numbers)
         array = np.lib.stride_tricks.as_strided(numbers, shape, [stride * numbers.itemsize for stride in strides])
         check_finite(path, name, array)
         return array
 
-    return Stored(shape, storage.kind.read, read)
+    return Stored(shape, storage.dtype, read)
 
 
 BEGINNING, END = b"\x80\x02", b"."

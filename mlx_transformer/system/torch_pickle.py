@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from .errors import shortened
-from .tensors import BFLOAT16, Kind
+from .tensors import number_type
 
-TYPES = {"Double": np.float64, "Float": np.float32, "Half": np.float16, "Long": np.int64, "Int": np.int32}
-TYPES |= {"Short": np.int16, "Char": np.int8, "Byte": np.uint8, "Bool": np.bool_}
-STORAGES = {f"{name}Storage": Kind.of(dtype) for name, dtype in TYPES.items()} | {"BFloat16Storage": BFLOAT16}
+STORAGES = {"DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "LongStorage": "int64"}
+STORAGES |= {"BFloat16Storage": "bfloat16", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8"}
+STORAGES |= {"ByteStorage": "uint8", "BoolStorage": "bool"}
 DICT, TENSOR, PARAMETER = (
     "collections.OrderedDict",
     "torch._utils._rebuild_tensor_v2",
@@ -47,7 +47,7 @@ class Storage:
     """`count` numbers of a file; tensors use `size` of them, starting at `first`."""
 
     key: str
-    kind: Kind
+    dtype: np.dtype
     count: int
     first: int
     size: int
@@ -173,7 +173,7 @@ class Machine:
         kind = STORAGES[storage.name.removeprefix("torch.")] if isinstance(storage, Global) else None
         if word != "storage" or kind is None or not isinstance(key, str) or not isinstance(device, str):
             raise TypeError
-        whole = Storage(key, kind, _size(count), 0, count)
+        whole = Storage(key, number_type(kind), _size(count), 0, count)
         if self.storages.setdefault(key, whole) != whole:
             raise Refused(f"has two kinds of storage {shortened(key)!r}: damaged; restore it from a copy")
         _, first, size = ("", 0, count) if part is None else part

@@ -38,6 +38,7 @@ from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.progress import quiet_progress
+from mlx_transformer.system.tensors import to_float32
 from mlx_transformer.text.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 
 from .data import RunData, train_tokenizer
@@ -128,13 +129,14 @@ class Start:
             teach = Teacher(recipe.training.teacher, self.embedding.width(self.config.d_model))
         return Reading(self.tokenizer, data, self.config, self.embedding, teach)
 
-    def model(self) -> Transformer:
-        """Make the model with its first weights in float32; quantised weights under an adapter stay integers.
+    def model(self, precision: str = "float32") -> Transformer:
+        """Make the model with its first weights in float32. Under an adapter quantised weights stay integers, and those
+        of 16 bits as they are if `precision`, which a step computes in, is of 16 bits too.
 
         Fresh weights and an adapter's A come from MLX's random state.
         """
         if self.checkpoint is not None and self.adapter is not None:
-            model = self._adapted(open_checkpoint(self.checkpoint), self.adapter)
+            model = self._adapted(open_checkpoint(self.checkpoint), self.adapter, precision)
         else:
             model = Transformer(self.config)
             if self.checkpoint is not None:
@@ -151,14 +153,15 @@ class Start:
         other = name.startswith("output_proj") and base.config.head != self.config.head
         return not other and parameter_shapes(self.config).get(name) == shape
 
-    def _adapted(self, base: Checkpoint, adapter: AdapterConfig) -> Transformer:
+    def _adapted(self, base: Checkpoint, adapter: AdapterConfig, precision: str) -> Transformer:
         """Make the model with an adapter. If the recipe needs another head than the checkpoint's, it is fresh, and all
         its weights are trained."""
-        stored = {n: a if a.dtype.kind == "u" else a.astype(np.float32, copy=False) for n, a in base.stored()}
+        stored = dict((base.widened() if precision == "float32" else base).stored())
         quantization, new = base.quantization, base.config.head != self.config.head
         if new:
             fresh = {n: a for n, a in Transformer(self.config).weights().items() if n.startswith(HEAD)}
-            fresh |= {n: stored[n] for n in fresh if n in stored and self._goes_on(n, stored[n].shape, base)}
+            old = {n: to_float32(stored[n]) for n in fresh if n in stored}
+            fresh |= {n: array for n, array in old.items() if self._goes_on(n, array.shape, base)}
             stored = {n: a for n, a in stored.items() if not n.startswith(HEAD)} | fresh
             quantization = {n: scheme for n, scheme in quantization.items() if not n.startswith(HEAD)}
         model = Transformer.from_weights(self.config, stored, quantization)
@@ -345,7 +348,7 @@ def model_and_step(
 
     streams: as for `Optimizer`. max_logits: as for `TrainStep`; None: as `memory` allows.
     """
-    model = start.model()
+    model = start.model(options.precision)
     if options.freeze is not None:
         freeze(model, options.freeze)
     if options.gradient_checkpointing:

@@ -1,8 +1,8 @@
 """Save, restore and average a run's weights: checkpoints, OUT/best and OUT/model.
 
 Without an adapter a checkpoint holds the weights as they are. With an adapter it holds the weights with the adapter
-merged into them in float32, so every command can read it. It also holds the adapter itself, from which the run
-continues.
+merged into them, in the base's types (integers become float32), so every command can read it. It also holds the adapter
+itself, from which the run continues.
 
 OUT/best     the checkpoint of the best validation, if the recipe sets `best`
 OUT/model    the final weights, chosen by the recipe's `final`
@@ -101,13 +101,16 @@ class AdapterWeights(Weights):
         super().__init__(model, base)
         self.config = config
         self.head = {name for name, _ in named_arrays(self.tree())} - config.shapes(model.config).keys()
+        stored = {} if base is None else open_checkpoint(base, verify=False).unread()
+        self.types = {name: array.dtype for name, array in stored.items()}
 
     def tree(self) -> Any:
         return self.model.trainable_parameters()
 
     def table(self, arrays: Arrays | None = None) -> Arrays:
         adapter, head = self._adapter(arrays), {name: (arrays or self.arrays())[name] for name in self.head}
-        return {name: head.get(name, adapter.merged(name, weight)) for name, weight in self._base().items()}
+        base = {n: array.astype(self.types.get(n, array.dtype), copy=False) for n, array in self._base().items()}
+        return {name: adapter.merged(name, weight) for name, weight in base.items()} | head
 
     def extra_files(self) -> dict[str, Any]:
         adapter, files = self._adapter(None), self.files
@@ -136,11 +139,11 @@ class AdapterWeights(Weights):
         return Adapter(self.config, {name: array for name, array in arrays.items() if name not in self.head})
 
     def _base(self) -> Arrays:
-        """The base model's weights in float32; quantised weights are dequantised."""
+        """The base model's weights; quantised weights are dequantised."""
         stored, schemes, weights = self.model.weights(), quantization_of(self.model), Arrays()
         for name in parameter_shapes(self.model.config):
             if name in schemes:
-                weights[name] = schemes[name].packed(name, stored).dequantised()
+                weights[name] = schemes[name].packed(name, stored).widened().dequantised()
             else:
                 weights[name] = stored[name]
         return weights

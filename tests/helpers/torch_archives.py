@@ -135,7 +135,6 @@ def save(path: Path, arrays: Mapping[str, NDArray], legacy: bool = False) -> Pat
 
 
 def assert_stored(found: Any, array: np.ndarray) -> None:
-    """A tensor that was read is the one that was saved, bfloat16 as float32."""
-    expected = array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array
-    assert (found.shape, found.dtype, found.nbytes) == (expected.shape, expected.dtype, expected.nbytes)
-    assert np.asarray(found).tobytes() == expected.tobytes()
+    """A tensor that was read is the one that was saved."""
+    assert (found.shape, found.dtype, found.nbytes) == (array.shape, array.dtype, array.nbytes)
+    assert np.asarray(found).tobytes() == array.tobytes()

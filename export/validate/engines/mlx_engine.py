@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from export.validate.cases import Case, full_pass, search_inputs, started
 from export.validate.points import HEADS, inner_names, modules_between
-from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.checkpoint import Checkpoint, stays_wide
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.decoding.options import Hypothesis, Options
@@ -64,13 +64,12 @@ class MlxEngine(ModelEngine):
 
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
+        self._wide = set[str]()
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
+        kind: Any = "float32" if precision == "tf32" else precision
         with self.stream():
-            self.model = Transformer.load(checkpoint.folder)
+            self.model = Transformer.load(checkpoint.folder, precision=kind)
             self.model.shortlist = None  # searches are compared among all tokens
-            if not checkpoint.quantization:  # also if the checkpoint is stored in 16 bits
-                self.model.set_dtype(getattr(self.mx, "float32" if precision == "tf32" else precision))
-                self.mx.eval(self.model.parameters())
 
     def _open(self, device: str) -> None:
         import mlx.core as mx
@@ -126,8 +125,14 @@ class MlxEngine(ModelEngine):
             yield from ((where, name, array) for name, array in dense_weights(self.model).items())
             return
         for name, x in named_parameters(self.model):
+            if x.dtype == self.mx.float32 and stays_wide(name, self.precision, self.config):
+                self._wide.add(name)
             dtype = np.dtype(np.float16 if x.dtype == self.mx.float16 else np.float32)
             yield where, name, Stored(x.shape, dtype, lambda x=x, dtype=dtype: self._numpy(x).astype(dtype, copy=False))
+
+    def as_stored(self, where: str, name: str, array: Array) -> Array:
+        """See `Engine`. Some parameters stay float32 (`stays_wide`)."""
+        return array if name in self._wide else super().as_stored(where, name, array)
 
     def taps(self, case: Case) -> dict[str, Array]:
         taps: dict[str, Any] = {}

@@ -225,7 +225,7 @@ def to_marian(
     Raises `UserError` with all reasons if Marian has no such model.
     """
     output = claim(out, MARIAN, force, resolve(checkpoint))
-    opened = open_checkpoint(checkpoint)
+    opened = open_checkpoint(checkpoint).widened()  # Marian's files hold float32
     if opened.config.architecture != "encoder-decoder":
         kind = KINDS[opened.config.architecture]
         raise UserError(f"{opened.folder}: is {kind}, and Marian's files hold an encoder with a decoder")

@@ -11,6 +11,7 @@ from small_models import configs, random_weights
 
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main
+from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
@@ -18,6 +19,7 @@ from mlx_transformer.core.card import begin_card, keys_of
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import number_type
 
 KINDS = ["lora", "dora"]
 
@@ -45,6 +47,29 @@ def test_merged_weights_are_the_papers(base, kind, tmp_path):
         magnitude = adapter.arrays[f"{changed}.magnitude"]
         expected = np.stack([m * row / np.sqrt((row**2).sum()) for m, row in zip(magnitude, expected, strict=True)])
     np.testing.assert_allclose(after[f"{changed}.weight"], expected, rtol=2**-23, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_stay_sixteen(dtype, base, tmp_path):
+    """Merged, averaged and quantised: what isn't changed keeps its bits, what is is rounded once."""
+    kind = number_type(dtype)
+    weights = {name: array.astype(kind) for name, array in random_weights(wide()).items()}
+    half = save_checkpoint(tmp_path / "half", wide(), weights)
+    adapter = made(half, targets=["encoder.layers.0.self_attention.query_proj"])
+    adapter.write(tmp_path / "adapter")
+    merge_adapter(half, tmp_path / "adapter", tmp_path / "merged")
+    average_checkpoints([half, base], tmp_path / "mean")
+    quantize_checkpoint(half, tmp_path / "quantised", Scheme(128, 4))
+    merged, mean = (dict(open_checkpoint(tmp_path / name).tensors()) for name in ("merged", "mean"))
+    single, quantised = (dict(open_checkpoint(folder).stored()) for folder in (base, tmp_path / "quantised"))
+    for name, array in weights.items():
+        assert merged[name].dtype == mean[name].dtype == kind
+        change = adapter.delta(name)
+        expected = array if change is None else change.of(array.astype(np.float64)).astype(kind)
+        assert merged[name].tobytes() == expected.tobytes()
+        assert mean[name].tobytes() == ((array.astype(np.float64) + single[name]) / 2).astype(kind).tobytes()
+        if quantised[name].dtype != np.uint32:
+            assert (quantised[name].dtype, quantised[name].tobytes()) == (kind, array.tobytes())
 
 
 def test_an_adapters_card_names_its_base_and_stays_as_a_person_has_it(base, tmp_path):

@@ -26,6 +26,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.families.engine import channels, reordered
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import stored_tensors
 
 CONFIGS = {
     "paper": PAPER,
@@ -166,18 +167,23 @@ def test_defaults_of_transformers_fill_a_short_config(tmp_path: Path) -> None:
     assert (c.positions, c.gated, c.key_value_heads, c.d_k, c.d_v) == ("sinusoidal_halves", False, 4, 8, 8)
 
 
-def test_halves(tmp_path: Path) -> None:
-    """Both are widened to the same values; float16 stays where that is asked for."""
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)], ids=str)
+def test_sixteen_bits_stay_sixteen(dtype: np.dtype, tmp_path: Path) -> None:
+    """Through our folder and back bit for bit, with the type's name for either version of transformers."""
     folder = written(tmp_path)
-    kept, widened = (np.float16, True, np.float16), (np.float16, False, np.float32)
-    for dtype, keep, expected in (kept, widened, (ml_dtypes.bfloat16, True, np.float32)):
-        edit_tensors(folder, lambda tensors, dtype=dtype: {name: x.astype(dtype) for name, x in tensors.items()})
-        import_huggingface(folder, tmp_path / "back", force=True, keep_float16=keep)
-        name = "encoder.layers.0.feed_forward.up_proj.bias"
-        tensor = open_checkpoint(tmp_path / "back").tensor(name)
-        assert tensor.dtype == expected
-        theirs = load_file(folder / "model.safetensors")["model.encoder.layers.0.fc1.bias"]
-        assert np.array_equal(tensor, theirs.astype(expected))
+    edit_tensors(folder, lambda tensors: {name: x.astype(dtype) for name, x in tensors.items()})
+    import_huggingface(folder, tmp_path / "back")
+    opened = open_checkpoint(tmp_path / "back")
+    assert {array.dtype for _, array in opened.tensors()} == {dtype}
+    assert opened.precision == dtype.name
+    again = to_huggingface(tmp_path / "back", tmp_path / "again")
+    theirs, ours = (stored_tensors(each / "model.safetensors") for each in (folder, again))
+    assert ours.keys() <= theirs.keys()
+    for name, array in ours.items():
+        assert array.dtype == dtype
+        assert np.asarray(array).tobytes() == np.asarray(theirs[name]).tobytes()
+    config = json.loads((again / "config.json").read_text(encoding="utf-8"))
+    assert config["dtype"] == config["torch_dtype"] == dtype.name
 
 
 def test_tables_and_copies_in_the_file_are_compared(tmp_path: Path) -> None:

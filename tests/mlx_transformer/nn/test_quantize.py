@@ -178,8 +178,8 @@ def test_saved_loaded_and_run(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_lower_precision_is_widened(dtype, tmp_path):
-    """A file as MLX writes it after `model.set_dtype(bfloat16)`."""
+def test_lower_precision_stays(dtype, tmp_path):
+    """A file as MLX writes it after `model.set_dtype(bfloat16)`: run in its own type, or widened exactly to float32."""
     model = Transformer(wide())
     quantize(model, Scheme(32, 4))
     quantization = quantization_of(model)
@@ -187,13 +187,20 @@ def test_lower_precision_is_widened(dtype, tmp_path):
     (tmp_path / "q" / "manifest.json").unlink()
     model.set_dtype(getattr(mx, dtype))
     mx.save_safetensors(str(tmp_path / "q" / WEIGHTS), dict(tree_flatten(model.parameters())))
-    opened = open_checkpoint(tmp_path / "q")
+    kept, own = Transformer.load(tmp_path / "q"), model.weights()
+    assert kept.precision == dtype
+    assert_same_bits(kept.weights(), own)
+    for folder in (tmp_path / "q", kept.save(tmp_path / "again")):
+        assert_same_bits(dict(open_checkpoint(folder).stored()), own)
     model.set_dtype(mx.float32)
-    expected = dense_weights(model)
-    for name, array in opened.tensors():
-        assert array.dtype == np.float32
-        np.testing.assert_array_equal(array, expected[name])
-    assert {x.dtype for _, x in tree_flatten(Transformer.load(tmp_path / "q").parameters())} == {mx.uint32, mx.float32}
+    assert_same_bits(Transformer.load(tmp_path / "q", precision="float32").weights(), model.weights())
+    assert_same_bits(dict(open_checkpoint(tmp_path / "q").widened().tensors()), dense_weights(model))
+
+
+def assert_same_bits(got, expected):
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (got[name].dtype, got[name].tobytes()) == (array.dtype, array.tobytes()), name
 
 
 def refused(capsys, *arguments) -> str:

@@ -195,7 +195,7 @@ def test_what_is_refused(call, files, tmp_path):
     refused(call("compare", "nowhere", files / "onnx", *given), "nowhere: no such folder")
     refused(call("compare", *models, "--source", tmp_path / "no"), "no: cannot be read")
     refused(call("compare", *models, *given, "--reference", tmp_path / "long"), "in has 7 lines", "long has 2")
-    refused(call("compare", *models, *given, "--precision-a", "int8"), "--precision-a chooses one of an ONNX folder's")
+    refused(call("compare", *models, *given, "--precision-a", "int8"), "int8 is for ONNX folders; a checkpoint")
     refused(call("compare", *models, *given, "--precision-b", "int8"), "holds float32, not int8")
     refused(call("compare", *models[:1] * 2, *given, "--threads", 2), "--threads is for ONNX Runtime")
     refused(call("compare", *models, *given, "--batch", 0), "--batch 0 must be at least 1")

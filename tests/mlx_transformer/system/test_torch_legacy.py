@@ -53,7 +53,8 @@ def test_a_file_of_pytorch():
     """By `make_golden_legacy.py`."""
     found = stored_torch_tensors(Path(__file__).with_name("golden_legacy.bin"))
     x = NUMBERS.reshape(4, 6)
-    expected = {"whole": x, "transposed": x.T, "parameter": x[1:3, ::2], "half": x.astype(np.float16), "bfloat16": x}
+    expected = {"whole": x, "transposed": x.T, "parameter": x[1:3, ::2], "half": x.astype(np.float16)}
+    expected |= {"bfloat16": x.astype(ml_dtypes.bfloat16)}
     expected |= {"integers": x.astype(np.int64), "scalar": np.float32(5), "empty": np.zeros((0, 3), np.float32)}
     assert list(found) == list(expected)
     for name, array in expected.items():

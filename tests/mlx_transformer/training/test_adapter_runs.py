@@ -19,9 +19,9 @@ from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer.cli import main
 from mlx_transformer.core.adapter import ARRAYS, linear_maps, read_adapter
-from mlx_transformer.core.checkpoint import open_checkpoint, weights_digest
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.tensors import read_tensors
+from mlx_transformer.system.tensors import number_type, read_tensors
 from mlx_transformer.training.trainer import Trainer
 
 pytestmark = both_choices
@@ -31,6 +31,26 @@ KINDS = ["lora", "dora"]
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     return write_bases(tmp_path_factory.mktemp("bases"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_base_of_sixteen_bits_keeps_them(bases, precision, tmp_path):
+    """In memory too if a step computes in them; the merged matrices are rounded to them."""
+    opened = open_checkpoint(bases["float32"])
+    half = {name: array.astype(number_type("bfloat16")) for name, array in opened.tensors()}
+    base = bases["float32"].parents[1] / "half"
+    save_checkpoint(base, opened.config, half, opened.tokenizer_json(), force=True)
+    trainer = adapting(base, tmp_path / "run", steps=4, precision=precision, adapter_targets="*.query_proj")
+    result = trainer.run()
+    held = trainer.model.weights()
+    assert {held[name].dtype.name for name in half} == {precision}
+    assert all(held[name].tobytes() == array.astype(held[name].dtype).tobytes() for name, array in half.items())
+    adapter = read_adapter(tmp_path / "run")
+    assert {array.dtype for array in adapter.arrays.values()} == {np.dtype(np.float32)}
+    merged = weights(result.model)
+    assert same(merged, {name: adapter.merged(name, array) for name, array in half.items()})
+    changed = {name for name, array in half.items() if array.tobytes() != merged[name].tobytes()}
+    assert changed == {f"{target}.weight" for target in adapter.config.targets}
 
 
 def weights(folder):
