@@ -289,7 +289,7 @@ def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[s
     tables |= {"decoder": (target_embedding_name(config), sentence.target)} if config.has_decoder else {}
     for stack, (table, ids) in tables.items():
         rows = model.reference.weights[table][list(ids)]
-        scaled = {"scaled": rows * np.float32(np.sqrt(config.d_model))} if config.scale_embeddings else {}
+        scaled = {"scaled": rows * np.float32(config.embedding_factor)} if config.scale_embeddings else {}
         arrays |= {f"{stack}.embedding.{point}": value for point, value in {"rows": rows, **scaled}.items()}
     arrays |= layer_outputs(config, values)
     for name, value in values.items():

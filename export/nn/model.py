@@ -8,8 +8,6 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-import math
-
 import onnx_ir as ir
 from onnxscript import nn
 
@@ -33,7 +31,7 @@ class Transformer(nn.Module):
     """Built from a config; the parameters are filled from a checkpoint when a graph is written (`package/write.py`).
 
     Ids are (B, L) int64. Masks are (B, L) int64, 1 on tokens and 0 on padding, which may be on either side.
-    `inputs_embeds` (B, S, D) replace the source ids: vectors like the embedding's rows times sqrt(d_model).
+    `inputs_embeds` (B, S, D) replace the source ids: vectors like the embedding's rows times `config.embedding_factor`.
     """
 
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
@@ -162,7 +160,7 @@ class Transformer(nn.Module):
         return op.Add(x, self.token_type_embedding(op, token_types))
 
     def embed_source(self, op: Op, ids: ir.Value) -> ir.Value:
-        """(B, S) -> (B, S, D), times sqrt(d_model) if `scale_embeddings` (section 3.4)."""
+        """(B, S) -> (B, S, D), times `embedding_factor` (section 3.4)."""
         return self._embed(op, source_embedding_name(self.config), ids)
 
     def embed_target(self, op: Op, ids: ir.Value) -> ir.Value:
@@ -170,7 +168,7 @@ class Transformer(nn.Module):
 
     def _embed(self, op: Op, name: str, ids: ir.Value) -> ir.Value:
         x = getattr(self, name.removesuffix(".weight"))(op, ids)
-        return op.Mul(x, math.sqrt(self.config.d_model)) if self.config.scale_embeddings else x
+        return op.Mul(x, self.config.embedding_factor) if self.config.scale_embeddings else x
 
     def _output(self) -> Embedding:
         """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
-YOUNGER += ("query_key_norm_place", "rotary_width", "rotary_scaling")
+YOUNGER += ("embedding_scale", "query_key_norm_place", "rotary_width", "rotary_scaling")
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -241,6 +242,8 @@ class TransformerConfig:
     source-target: the classifier has its own, as in T5 1.1."""
     scale_embeddings: bool = True
     """Multiply embeddings by sqrt(d_model) (section 3.4)."""
+    embedding_scale: Scale | None = None
+    """Factor of the embeddings with scale_embeddings, e.g. 25.25 in Gemma 3 270M; unset: sqrt(d_model)."""
     embedding_norm: bool = False
     """Norm over embedding + position at the start of each stack, as in BART (Lewis et al. 2020)."""
     token_types: Types = 0
@@ -394,6 +397,11 @@ class TransformerConfig:
     def output_proj_bias(self) -> bool:
         """Whether the output projections of attentions have biases."""
         return self.attention_bias if self.attention_output_bias is None else self.attention_output_bias
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by; 1 without `scale_embeddings`."""
+        return (self.embedding_scale or math.sqrt(self.d_model)) if self.scale_embeddings else 1.0
 
     @property
     def one_embedding(self) -> bool:

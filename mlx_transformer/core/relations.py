@@ -100,6 +100,7 @@ def relations(c: Any) -> list[str]:
         check(c.d_model % 2 == 0, "{positions!r} needs an even width: {d_model}")
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "{positions!r} divides by d_model/2 - 1: {d_model} must be at least 4")
+    check(c.embedding_scale is None or c.scale_embeddings, "{embedding_scale} needs scale_embeddings")
     check(c.norm_bias or c.norm == "layernorm", "{norm_bias} needs layernorm, not {norm!r}")
     local = c.window is not None or any("window" in layer for layer in c.layer_pattern)
     alone = c.architecture in ("encoder", "decoder") or not local

@@ -8,7 +8,6 @@ Shapes: B batch, S source, T target, L either, D model, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import mlx.core as mx
@@ -43,7 +42,7 @@ class Transformer(nn.Module):
     - Ids (B, L): lists or NumPy integers (values are checked, `UserError`), or an `mx.array` (values are not checked).
     - Masks (B, L): True on tokens, False on padding, which may be on the left or right. None: no padding.
     - `inputs_embeds` (B, L, D): vectors in place of the first stack's ids, e.g. of a picture's patches, on the scale of
-      embedding rows times sqrt(d_model). Positions and dropout are applied as for ids.
+      embedding rows times `config.embedding_factor`. Positions and dropout are applied as for ids.
     - `tap(name, array)` is called at every named point (`layers.py`).
 
     In float16 or bfloat16 (`set_dtype`) activations have that type too.
@@ -272,7 +271,7 @@ class Transformer(nn.Module):
         return Classifier(self.config, self._output(), bias)
 
     def embed_source(self, ids: mx.array) -> mx.array:
-        """(B, S) -> (B, S, D), times sqrt(d_model) if `scale_embeddings` (section 3.4)."""
+        """(B, S) -> (B, S, D), times `embedding_factor` (section 3.4)."""
         return self._embed(source_embedding_name(self.config), ids)
 
     def embed_target(self, ids: mx.array) -> mx.array:
@@ -280,7 +279,7 @@ class Transformer(nn.Module):
 
     def _embed(self, name: str, ids: mx.array) -> mx.array:
         x = self[name.removesuffix(".weight")](ids)
-        return x * math.sqrt(self.config.d_model) if self.config.scale_embeddings else x
+        return x * self.config.embedding_factor if self.config.scale_embeddings else x
 
     def _output(self) -> nn.Embedding | nn.Linear:
         """The module whose weight is the output matrix: `output_proj`, or the tied embedding."""

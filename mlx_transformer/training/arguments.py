@@ -91,6 +91,7 @@ class TrainArguments(TypedDict, total=False):
     relative_distance: int
     tie_embeddings: Literal["none", "target-output", "source-target", "all"]
     scale_embeddings: bool
+    embedding_scale: float | None
     embedding_norm: bool
     token_types: int
     head: Mapping[str, Any]

@@ -26,6 +26,7 @@ NAMED = {
         attention_output_bias=False,
         query_key_norm=True,
         output_bias=True,
+        embedding_scale=3.25,
         positions="learned",
         activation="gelu",
     ),

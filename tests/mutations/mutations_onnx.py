@@ -172,6 +172,10 @@ ONNX = {
         constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
         tap="encoder.embedding", culprit="embedding scale",
     ),
+    "embedding scaled by the root, not the number": Mutation(
+        constant(5.5, SQRT_D, "Mul"), files="encoder*", model="normed heads",
+        tap="encoder.embedding", culprit="embedding scale (every value times 1.02", attribute="encoder_model: Mul",
+    ),
     "embedding not scaled": Mutation(
         constant(SQRT_D, 1.0, "Mul"), files="encoder*", tap="encoder.embedding", culprit="embedding scale",
     ),

@@ -25,7 +25,7 @@ const ANY = [
   'architecture', 'vocab_size', 'source_vocab_size', 'd_model', 'encoder_layers', 'decoder_layers', 'heads',
   'key_value_heads', 'd_k', 'd_v', 'd_ff', 'norm_epsilon', 'norm_bias', 'first_norm', 'gated', 'attention_bias',
   'attention_output_bias', 'attention_scale', 'feed_forward_bias', 'output_bias', 'logit_scale', 'logit_cap', 'max_positions', 'first_position',
-  'rotary_base', 'relative_buckets', 'relative_distance', 'tie_embeddings', 'scale_embeddings', 'embedding_norm',
+  'rotary_base', 'relative_buckets', 'relative_distance', 'tie_embeddings', 'scale_embeddings', 'embedding_scale', 'embedding_norm',
   'dropout', 'attention_dropout', 'activation_dropout', 'pad_id', 'bos_id', 'eos_id',
 ];
 
@@ -166,7 +166,7 @@ class Pass {
     return this.classify(this.finalNorm('decoder', x));
   }
 
-  /** Section 3.4, 3.5: embedding * sqrt(D) + PE(position). */
+  /** Section 3.4, 3.5: embedding * sqrt(D) (or embedding_scale) + PE(position). */
   embed(stack, ids, first) {
     const { config: c, weights: w, off } = this;
     const D = c.d_model;
@@ -175,7 +175,7 @@ class Pass {
     ids.forEach((id, i) => x.set(table.subarray(id * D, (id + 1) * D), i * D));
     this.see(`${stack}.embedding.rows`, x, D);
     if (c.scale_embeddings) {
-      const scale = Math.fround(Math.sqrt(D));
+      const scale = Math.fround(c.embedding_scale ?? Math.sqrt(D));
       x = this.see(`${stack}.embedding.scaled`, x.map((value) => value * scale), D);
     }
     if (!off.positions && c.positions !== 'none') x = sum(x, this.positions(stack, ids.length, first));

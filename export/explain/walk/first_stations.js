@@ -28,9 +28,16 @@ export const token = {
   },
 };
 
+const factor = (v) => v.pass.config.embedding_scale ?? Math.sqrt(v.shape.d);
+const named = (v) => v.pass.config.embedding_scale ?? `√${v.shape.d}`;
+
 export const row = {
   id: 'row',
-  formula: (v) => (v.scaled ? `x = E[id] · √<i>d</i>, √${v.shape.d} = ${derived(Math.sqrt(v.shape.d), 'root', 4)}` : 'x = E[id]'),
+  formula(v) {
+    if (!v.scaled) return 'x = E[id]';
+    const own = v.pass.config.embedding_scale;
+    return own ? `x = E[id] · ${own}` : `x = E[id] · √<i>d</i>, √${v.shape.d} = ${derived(factor(v), 'root', 4)}`;
+  },
   body(v) {
     const name = `${v.stack}.embedding`;
     if (!v.pass.has(`${name}.rows`)) return '<p>The rows themselves are not in this page.</p>';
@@ -39,8 +46,8 @@ export const row = {
     if (!v.scaled) return out;
     const scaled = v.pass.row(`${name}.scaled`, v.i);
     const c = v.c % rows.length;
-    return `${out}${strip(`times √${v.shape.d}`, scaled, { point: `${name}.scaled`, index: v.i, lit: v.c })}`
-      + `<p class="cell">column ${c}: ${number(rows[c], `${name}.rows`, `${v.i},${c}`)} × ${derived(Math.sqrt(v.shape.d), 'root')} = ${number(scaled[c], `${name}.scaled`, `${v.i},${c}`)}</p>`;
+    return `${out}${strip(`times ${named(v)}`, scaled, { point: `${name}.scaled`, index: v.i, lit: v.c })}`
+      + `<p class="cell">column ${c}: ${number(rows[c], `${name}.rows`, `${v.i},${c}`)} × ${derived(factor(v), 'root')} = ${number(scaled[c], `${name}.scaled`, `${v.i},${c}`)}</p>`;
   },
 };
 

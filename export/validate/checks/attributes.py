@@ -6,7 +6,7 @@ input's variance happens to be small.) So every graph of a package is read, also
 constants are allowed:
 
     Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
-    Mul of the embedding and of the logits      sqrt(d_model), the config's scale
+    Mul of the embedding and of the logits      sqrt(d_model), the config's scales
     Div and Mul of the logits' bound            the config's cap
     Where of a mask                             0, or the number that hides a key
     Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
@@ -264,7 +264,7 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
     if UNSCOPED.match(node.name):
         if node.op_type == "Where":
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
-        factors = (math.sqrt(config.d_model), config.logit_scale or 1.0, *_scales(config, None))
+        factors = (config.embedding_factor, config.logit_scale or 1.0, *_scales(config, None))
         return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: at least 1 token
     place = PLACE.match(node.name)
     if place is None:

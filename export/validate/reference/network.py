@@ -322,7 +322,8 @@ class Reference:
 
     def _rows(self, name: str, ids: Array, observe: Observe) -> Array:
         x = observe("rows", self.weights.rows(name, ids))  # (B,L,D)
-        scale = float(np.float32(math.sqrt(self.config.d_model)))
+        own = self.config.embedding_scale  # Gemma rounds sqrt(d_model), Granite has another number
+        scale = float(np.float32(math.sqrt(self.config.d_model) if own is None else own))
         return observe("scaled", x * scale) if self.config.scale_embeddings else x
 
     # Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O

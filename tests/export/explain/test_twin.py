@@ -47,6 +47,7 @@ CONFIGS = {
         d_v=10,
         key_value_heads=2,
         attention_scale=0.5,
+        embedding_scale=2.5,
         logit_scale=0.5,
         logit_cap=1.5,
         activation="gelu_tanh",

@@ -237,6 +237,12 @@ def test_logit_scale_multiplies_what_the_classifier_reads() -> None:
     np.testing.assert_allclose(scaled(ids, ids) - bias, (plain(ids, ids) - bias) / 4, rtol=1e-9)
 
 
+def test_embedding_scale_takes_the_place_of_the_root_of_d_model() -> None:
+    ids, own = RNG(6).integers(3, 17, (2, 5)), make(positions="none", embedding_scale=2.5)
+    rows = own.weights["embedding.weight"][ids]
+    np.testing.assert_allclose(own.embed("embedding.weight", "encoder", ids, ids, None), 2.5 * rows, rtol=1e-12)
+
+
 def test_logit_cap_bounds_what_the_classifier_gives() -> None:
     ids = RNG(6).integers(3, 17, (2, 5))
     plain, capped = make(output_bias=True, logit_scale=0.25), make(output_bias=True, logit_scale=0.25, logit_cap=0.25)
