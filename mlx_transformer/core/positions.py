@@ -103,11 +103,17 @@ def rotation_of(layer: TransformerConfig) -> tuple[Any, ...] | None:
 def long_from(layer: TransformerConfig) -> int | None:
     """The first position that makes a row long: it is then turned by the frequencies `long` of longrope. None: none.
 
-    As in transformers, a run chooses by its last position, and cached keys stay as they were turned. There the longest
-    row of a batch decides for all, here each row for itself.
+    As in transformers, a run chooses by its last position, and cached keys stay as they were turned; a search reads its
+    rows again there (`decoding/steps.py`). In transformers the longest row of a batch chooses for all, here each row
+    for itself.
     """
     scaling = layer.rotary_scaling
     return int(scaling["length"]) if scaling.get("kind") == "longrope" else None
+
+
+def borders(config: TransformerConfig) -> set[int]:
+    """The first positions of long rows (`long_from`) in any layer of a decoder."""
+    return {begin for layer in config.layers("decoder") if (begin := long_from(layer)) is not None}
 
 
 @lru_cache(maxsize=64)

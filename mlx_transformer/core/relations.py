@@ -46,6 +46,8 @@ def scaling_problems(table: Any) -> list[str]:
         elif name in LISTS:
             fits = isinstance(value, list | tuple) and all(map(_positive, value))
             expected = "a list of numbers above 0 and at most 1e12"
+        elif name == "length":
+            fits, expected = _positive(value) and value == int(value), "a whole number of at least 1 and at most 1e12"
         else:
             fits, expected = _positive(value), "a number above 0 and at most 1e12"
         problems += [] if fits else [f"rotary_scaling: {name}={value!r:.60} must be {expected}"]

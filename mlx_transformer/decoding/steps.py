@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Sources
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.core.positions import borders
 
 from .arrays import Array, Arrays, NumpyArrays
 from .options import Hypothesis, Options, aligned_right
@@ -178,6 +179,51 @@ def run(
             raise Stopped
         logits = decoder.step(ids)
     return strategy.results()
+
+
+class Rereading(Decoder):
+    """A decoder alone with longrope, whose frequencies depend on the length of a text.
+
+    The keys in a cache are turned as in a short text. So when a row becomes a long one, all rows are read again, as
+    transformers does.
+    """
+
+    def __init__(self, model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sources: Sources):
+        """start: as `Model.start`, for the texts as they are then."""
+        self.xp, self.config, self.start = model.arrays, model.config, start
+        self.rows, self.borders = [row.tolist() for row in sources], borders(model.config)
+        self.decoder, self.logits = start(sources)
+
+    def step(self, ids: Array) -> Array:
+        self.rows = [[*row, token] for row, token in zip(self.rows, self.xp.numpy(ids).tolist(), strict=True)]
+        if self.borders.isdisjoint(len(row) - 1 for row in self.rows):
+            return self.decoder.step(ids)
+        rows = {SOURCE_IDS.name: [np.array(row) for row in self.rows]}
+        self.decoder, logits = self.start(Sources(self.config, rows))
+        return logits
+
+    def repeat(self, times: int) -> None:
+        self.rows = [row for row in self.rows for _ in range(times)]
+        self.decoder.repeat(times)
+
+    def reorder(self, rows: Array) -> None:
+        self._select(rows)
+        self.decoder.reorder(rows)
+
+    def keep(self, rows: Array) -> None:
+        self._select(rows)
+        self.decoder.keep(rows)
+
+    def _select(self, rows: Array) -> None:
+        self.rows = [self.rows[i] for i in self.xp.numpy(rows).tolist()]
+
+
+def reading(model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sources: Sources) -> tuple[Decoder, Array]:
+    """Start a model's decoder, which reads its rows again where it has to (`Rereading`)."""
+    if not borders(model.config):
+        return start(sources)
+    decoder = Rereading(model, start, sources)
+    return decoder, decoder.logits
 
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:

@@ -21,6 +21,7 @@ from mlx_transformer.core.parameters import (
     source_embedding_name,
     target_embedding_name,
 )
+from mlx_transformer.core.positions import borders
 from mlx_transformer.page import table
 from mlx_transformer.system.errors import UserError
 
@@ -137,7 +138,7 @@ class Transformer(nn.Module):
         tap: Tap | None = None,
     ) -> mx.array:
         x = self._embedded(ids, inputs_embeds, "ids")
-        tokens = as_tokens(mask, x.shape[:2], "mask", causal=True)
+        tokens = as_tokens(mask, x.shape[:2], "mask", causal=not borders(self.config))  # longrope counts tokens
         position_ids = positions_of(x.shape[1], tokens) if segments is None else positions_in_documents(segments)
         self_mask: Mask = "causal" if tokens is None else causal_padding_mask(tokens)
         self_mask = self_mask if segments is None else document_mask(segments)

@@ -106,7 +106,7 @@ class Positions(nn.Module):
         """Each layer's mask, with keys outside its window masked."""
         keys = position_ids.limit
         windows = [w if w is None or w < keys else None for w in (c.window for c in self.config.layers(self.stack))]
-        masks = {
+        masks: dict[int | None, Mask] = {
             w: mask if w is None else window_mask(mask, queries, keys, w, self.causal) for w in dict.fromkeys(windows)
         }
         return [masks[w] for w in windows]

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.decoding.arrays import Arrays
-from mlx_transformer.decoding.steps import Model
+from mlx_transformer.decoding.steps import Decoder, Model, reading
 from mlx_transformer.device import tuning
 from mlx_transformer.nn import Cache, Transformer
 from mlx_transformer.nn.classifier import Classifier
@@ -74,11 +74,14 @@ class MlxModel(Model):
         self.arrays = cast(Arrays, MlxArrays())  # a cast, since MLX's arguments have other names
         self.extends_positions = model.config.positions != "learned"
 
-    def start(self, sources: Sources) -> tuple[MlxDecoder, mx.array]:
+    def start(self, sources: Sources) -> tuple[Decoder, mx.array]:
         """Encode the sources and run the start token; decoder-only: run the prompts, padded on the left.
 
         Returns the decoder and logits (B, V) of the first new tokens.
         """
+        return reading(self, self._start, sources)
+
+    def _start(self, sources: Sources) -> tuple[MlxDecoder, mx.array]:
         c = self.config
         arrays, mask = sources.padded(left=not c.has_encoder)
         tokens = None if mask.all() else mask.astype(bool)

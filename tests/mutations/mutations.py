@@ -41,6 +41,11 @@ CONFIGS = {
         norm_bias=False, first_norm=False, layer_pattern=[{}, {"window": 3, "rotary_base": 100.0}], output_bias=True,
         head={"kind": "classes", "activation": "gelu", "norm": True, "labels": ["bad", "good"]},
     ),
+    "long texts": TransformerConfig(
+        **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="rotary",
+        norm="rmsnorm", norm_placement="pre", rotary_width=4, layer_pattern=[{}, {"window": 3}],
+        rotary_scaling=dict(kind="longrope", short=[1.0, 2.0], long=[1.5, 9.0], length=9, attention_factor=1.2),
+    ),
     "decoder": TransformerConfig(
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
     ),

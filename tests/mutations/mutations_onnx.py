@@ -168,6 +168,18 @@ ONNX = {
         reads("encoder/positions/Gather", "positions.1.cos", "positions.cos"), model="near keys",
         tap=f"{E1}.self_attention", culprit="queries",
     ),
+    "a window of one key more": Mutation(
+        one_more(1, -1)("Greater", "decoder/positions"), model="long texts", tap=f"{D1}.self_attention",
+        culprit="mask and softmax (mask: query ",
+    ),
+    "short frequencies in long texts": Mutation(
+        reads("decoder/positions/Gather", "positions.long.cos", "positions.cos"), model="long texts",
+        tap=f"{D0}.self_attention", culprit="queries",
+    ),
+    "long frequencies in a text of the last short length": Mutation(
+        one_more(1, -1)("Less", "decoder/positions"), model="long texts", tap=f"{D0}.self_attention",
+        culprit="queries",
+    ),
     "embedding scale a little off": Mutation(
         constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
         tap="encoder.embedding", culprit="embedding scale",

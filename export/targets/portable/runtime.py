@@ -27,7 +27,7 @@ from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.heads import Kind
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.decoding.steps import Model
+from mlx_transformer.decoding.steps import Decoder, Model, reading
 
 SOURCE_MULTIPLE = 4
 """Sources are padded to a multiple of this length. When one query attends to keys, ONNX Runtime sums four keys at a
@@ -169,8 +169,11 @@ class CausalGraphs(Model):
         cache.past = self.graph(["logits", *self.graph.cache], values)
         return cache.past.pop("logits")
 
-    def start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
+    def start(self, sources: Sources) -> tuple[Decoder, NDArray]:
         """Read the prompts, padded on the left, for a search; returns the cache and the logits (B, V) after them."""
+        return reading(self, self._start, sources)
+
+    def _start(self, sources: Sources) -> tuple[OnnxCache, NDArray]:
         # With relative positions padding takes places, and the table may have no entries for more of them.
         multiple = 1 if self.config.positions in RELATIVE else PROMPT_MULTIPLE
         source, mask = sources.padded(multiple, left=True)

@@ -83,8 +83,7 @@ def beam_search(
             offset += width
         if not rows:
             break
-        new, cache = reference.step([[h.tokens[-1]] for s in sentences for h in s.live], cache.select(rows))
-        logits = new[:, -1]
+        cache, logits = _step(reference, [[*s.read, *h.tokens] for s in sentences for h in s.live], cache.select(rows))
     for sentence in sentences:
         for (first, _), (second, _) in pairwise(sentence.finished[: options.n_best + 1]):
             sentence.decide(first, second)
@@ -193,8 +192,8 @@ def token_by_token(
             done[row] = tokens[row][-1] in rules.ends(c, options) or len(tokens[row]) == limits[row]
         if done.all():  # a learned table may end here
             break
-        new, cache = reference.step([[row[-1]] for row in tokens], cache)
-        logits = new[:, -1]
+        begun = [[*read(c, x, options), *y] for x, y in zip(sources, tokens, strict=True)]
+        cache, logits = _step(reference, begun, cache)
     scores = [float(p) / _penalty(len(row), options) for p, row in zip(total, tokens, strict=True)]
     return [(rules.without_end(row, c, options), s) for row, s in zip(tokens, scores, strict=True)]
 
@@ -221,10 +220,24 @@ def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tu
         ids, mask = _padded(sources, c.pad_id)
         cache = reference.start(reference.encode(ids, mask), mask)
         logits, cache = reference.step([read(c, source, o) for source in sources], cache)
-    else:
-        ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in sources], c.pad_id))
-        logits, cache = reference.step(ids, reference.start(batch=len(sources)), mask)
+        return cache, logits[:, -1]
+    ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in sources], c.pad_id))
+    logits, cache = reference.step(ids, reference.start(batch=len(sources)), mask)
     return cache, logits[:, -1]
+
+
+def _step(reference: Reference, rows: list[list[int]], cache: Cache) -> tuple[Cache, Array]:
+    """Read the last token of each row: (cache, logits (B,V)); all tokens again where longrope changes frequencies."""
+    if any(len(row) - 1 in _changes(reference.config) for row in rows):
+        return _start(reference, rows, Options())
+    logits, cache = reference.step([[row[-1]] for row in rows], cache)
+    return cache, logits[:, -1]
+
+
+def _changes(c: TransformerConfig) -> list[int]:
+    """Return the lengths of the longest texts with longrope's short frequencies, in a decoder alone, longest first."""
+    scalings = [layer.rotary_scaling for layer in c.layers("decoder")]
+    return sorted({int(s["length"]) for s in scalings if s.get("kind") == "longrope"}, reverse=True)
 
 
 def teacher_forced(
@@ -239,6 +252,8 @@ def teacher_forced(
         return list(logits)
     ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)
     logits = reference(ids, mask=mask)
+    for length in _changes(c):  # the token after a short text is chosen before the text is long
+        logits[:, :length] = reference(ids[:, :length], mask=mask[:, :length])
     return [row[len(prompt) - 1 :] for row, prompt in zip(logits, sources, strict=True)]
 
 
