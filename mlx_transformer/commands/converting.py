@@ -90,12 +90,13 @@ def to_peft_command(
     rslora: Annotated[
         bool, Option("--rslora", help="Write alpha as rsLoRA counts it; the result is the same.")
     ] = False,
+    mlx_lm: Annotated[bool, Option("--mlx-lm", help="In the format of mlx-lm instead.")] = False,
     force: Force = False,
 ) -> None:
-    """Write an adapter in the format of PEFT, for a published model in `transformers`."""
+    """Write an adapter in the format of PEFT (or of mlx-lm), for a published model."""
     from mlx_transformer.convert import to_peft
 
-    print(f"{to_peft(base, adapter, out, name, rslora, force)}: written")
+    print(f"{to_peft(base, adapter, out, name, rslora, force, mlx_lm)}: written")
 
 
 def to_marian_command(
@@ -236,8 +237,8 @@ def merge(
     adapter: Annotated[
         Path | None,
         Argument(
-            help="Folder of the adapter, also of PEFT's, or of the run that trained it. An adapter of PEFT may stand "
-            "alone: it names its base.",
+            help="Folder of the adapter, also of PEFT's or mlx-lm's, or of the run that trained it. Theirs may stand "
+            "alone: they name their base.",
             check=check_there,
         ),
     ] = None,
@@ -260,8 +261,8 @@ def merge(
 
     if adapter is None:
         output = claim(out, CHECKPOINT, force, base)
-        if keep or requantize or Place.of(base).what != "a PEFT adapter":
-            raise UserError(f"{base}: give BASE and ADAPTER; one of PEFT alone is merged into the base that it names")
+        if keep or requantize or Place.of(base).what != "a published adapter":
+            raise UserError(f"{base}: give BASE and ADAPTER; only PEFT's and mlx-lm's name their base")
         print("; ".join([f"{out}: merged", *import_huggingface(base, output)]))
         return
     base = find_model(base).folder

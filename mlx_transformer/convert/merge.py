@@ -25,7 +25,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.families.conversion import as_checkpoint, with_peft
+from mlx_transformer.families.conversion import adapter_of, as_checkpoint, with_peft
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.nn.quantize import as_numpy, quantized
 from mlx_transformer.runtime.transformer import Transformer
@@ -103,24 +103,27 @@ def merge_adapter(
 def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool = False) -> str:
     """Write a checkpoint of a quantised base with the adapter beside it: bit for bit the model that was trained.
 
+    base, adapter: as for `merge_adapter`; one of PEFT or mlx-lm must change linear maps of the layers alone.
+
     Returns a description, e.g. "lora of rank 8 beside 12 matrices of integers: 5.1 MB and 0.2 MB". `out` and errors: as
     for `merge_adapter`; also `UserError` if the adapter changes no quantised matrix.
     """
     output = _claimed(base, adapter, out, force)
-    opened = open_checkpoint(base).base
-    change = _fitting(opened, Path(adapter))
-    checked_tokenizer(opened)  # raises UserError if it is damaged
-    together = replace(opened, adapter=change)
-    if not together.adapted_integers:
-        raise _none_quantised(opened, "merging it rounds nothing: leave out --keep-adapter")
-    with replace_folder(output) as temporary:
-        beside = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["texts"]
-        for name in (CONFIG, WEIGHTS, *NAMES, *(beside.keys() | {SETTINGS}) - {CARD}):
-            if (opened.folder / name).is_file():
-                copyfile(opened.folder / name, temporary / name)
-        change.save(temporary)
-        write_card(temporary, opened.config, begin=carried(opened.folder), replaced=output.path)
-        write_manifest(temporary)
+    with as_checkpoint(base) as folder:
+        opened = open_checkpoint(folder).base
+        change = _fitting(opened, Path(adapter))
+        checked_tokenizer(opened)  # raises UserError if it is damaged
+        together = replace(opened, adapter=change)
+        if not together.adapted_integers:
+            raise _none_quantised(opened, "merging it rounds nothing: leave out --keep-adapter")
+        with replace_folder(output) as temporary:
+            beside = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)["texts"]
+            for name in (CONFIG, WEIGHTS, *NAMES, *(beside.keys() | {SETTINGS}) - {CARD}):
+                if (opened.folder / name).is_file():
+                    copyfile(opened.folder / name, temporary / name)
+            change.save(temporary)
+            write_card(temporary, opened.config, begin=carried(opened.folder), replaced=output.path)
+            write_manifest(temporary)
     sizes = [Path(out) / name for name in (WEIGHTS, ARRAYS)]
     megabytes = " and ".join(f"{path.stat().st_size / 1e6:.1f} MB" for path in sizes)
     integers = len(together.adapted_integers)
@@ -133,16 +136,20 @@ def _claimed(base: str | Path, adapter: str | Path, out: Target, force: bool) ->
 
 
 def _fitting(base: Checkpoint, path: Path) -> Adapter:
-    """Read an adapter of ours, and check that it was trained from this base."""
-    change = read_adapter(path)
-    change.check_base(base.folder, weights_digest(base.folder), str(path))
+    """Read an adapter, and check that it fits this base; one of ours must have been trained from it."""
+    digest = weights_digest(base.folder)
+    if Place.of(path).what == "a published adapter":
+        change = adapter_of(path, base.config, digest)
+    else:
+        change = read_adapter(path)
+        change.check_base(base.folder, digest, str(path))
     change.check_fits(base.config, str(path))
     return change
 
 
 def _merged(base: Checkpoint, path: Path) -> tuple[TransformerConfig, Weights, set[str]]:
     """Return the merged model's config and weights, and the names of the matrices that the adapter changes."""
-    if Place.of(path).what == "a PEFT adapter":
+    if Place.of(path).what == "a published adapter":
         config, weights = with_peft(path, base.config, dict(base.tensors()), base.folder)
         return config, weights, {n for n in base.quantization if not np.array_equal(weights[n], base.tensor(n))}
     change = _fitting(base, path)

@@ -22,7 +22,7 @@ from mlx_transformer.system.manifest import CARD, MANIFEST, digest_of, read_mani
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 ADAPTER, ARRAYS = "adapter.json", "adapter.safetensors"
-PEFT_CONFIG = "adapter_config.json"
+PEFT_CONFIG, MLX_ADAPTER = "adapter_config.json", "adapters.safetensors"
 ONNX_CONFIG = "mlx_transformer.json"
 """The model's config in an ONNX folder."""
 MODULES = "modules.json"
@@ -44,7 +44,7 @@ HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII
 NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
 """Parts of names that fit `HUB_NAME` but that the Hub refuses."""
 
-Model = Literal["a checkpoint", "a run", "an adapter", "a PEFT adapter", "an ONNX model", "a published model"]
+Model = Literal["a checkpoint", "a run", "an adapter", "a published adapter", "an ONNX model", "a published model"]
 Other = Literal["a Triton model", "a Marian model", "a file", "a special file", "a folder", "a name on the Hub"]
 What = Model | Other | Literal["nothing"]
 A_CHECKPOINT, AN_ONNX_FOLDER, A_MODEL = "a checkpoint", "an ONNX folder", "a checkpoint or an ONNX folder"
@@ -151,7 +151,7 @@ class Place:
     @property
     def is_importable(self) -> bool:
         """Whether `import` makes a checkpoint of it."""
-        return self.what in ("a published model", "a PEFT adapter")
+        return self.what in ("a published model", "a published adapter")
 
     def error(self, needed: str) -> UserError:
         """The error of a command that needs another kind of path: the kind found, and how to convert it.
@@ -170,7 +170,7 @@ class Place:
             "a checkpoint": export,
             "a run": export,
             "an adapter": f"merge it into its base first: mlx-transformer merge BASE {name} OUT",
-            "a PEFT adapter": make,
+            "a published adapter": make,
             "a published model": make if model_type in IMPORTED else known,
             "a Marian model": make,
         }
@@ -222,7 +222,7 @@ SURE: Table = (
     ("a checkpoint", lambda place: _is_of_model(place) and is_ours(place.config)),
     ("a published model", lambda place: _is_of_model(place) or _is_of_sentences(place)),
     ("an adapter", lambda place: place.holds(ADAPTER, ARRAYS)),
-    ("a PEFT adapter", lambda place: place.holds(PEFT_CONFIG) and place.matches("adapter_model.*")),
+    ("a published adapter", lambda place: place.holds(PEFT_CONFIG) and place.matches("adapter_model.*", MLX_ADAPTER)),
     ("a Triton model", lambda place: place.holds("config.pbtxt") and (place.path / "1").is_dir()),
     ("a Marian model", lambda place: place.holds("model.npz") and place.matches("*.yml")),
 )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlx_transformer.core.adapter import read_adapter
+from mlx_transformer.core.adapter import Adapter, read_adapter
 from mlx_transformer.core.card import begin_card, carried, first_lines, front_matter, keys_of, put_card
 from mlx_transformer.core.checkpoint import (
     CHECKPOINT,
@@ -25,7 +25,7 @@ from mlx_transformer.core.checkpoint import (
     weights_digest,
 )
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import MODULES, PEFT_CONFIG, Place
+from mlx_transformer.core.folders import MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.positions import reordered
@@ -43,13 +43,14 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 from .added import summary
 from .chat import read_chat
 from .encoder_text import lower_cased
-from .engine import Published, channel_order, differences, exported, imported, of_mlx_lm, with_integers
+from .engine import Published, channel_order, differences, exported, imported, of_mlx_lm, stored_as, with_integers
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
 from .hub import Found, find_model, place_of
 from .languages import OF_LANGUAGES
+from .mlx_adapter import mlx_files
 from .peft import WEIGHTS as PEFT_WEIGHTS
-from .peft import peft_files, read_peft
+from .peft import changes_of_modules, peft_files, read_peft
 from .sentence_folder import read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
@@ -86,7 +87,7 @@ def read_published(folder: Path) -> Imported:
     if model_type not in list(FAMILIES):
         what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
         raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    family, notes = FAMILIES[model_type], list[str]()
+    family, notes = stored_as(FAMILIES[model_type], source), list[str]()
     if adapter is not None:
         source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)
@@ -175,6 +176,7 @@ def sources(folder: Path) -> list[Path]:
         CONFIG,
         PEFT_CONFIG,
         "adapter_model.*",
+        MLX_ADAPTER,
         *(part for form in FORMS for part in (form.name, form.index, form.name.replace(".", "-*."))),
     )
     return sorted(file for name in names for file in folder.glob(name))
@@ -216,7 +218,7 @@ def to_huggingface(
 def with_peft(
     path: Path, config: TransformerConfig, tensors: Mapping[str, Any], where: Path
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """A model of ours with an adapter of PEFT, computed as its family has it.
+    """A model of ours with an adapter of PEFT or mlx-lm, computed as its family has it.
 
     path: the adapter's folder. where: our model's, for errors. Raises `UserError` if no family that has such a model
     has the adapter's matrices.
@@ -226,6 +228,7 @@ def with_peft(
     for family in FAMILIES.values():
         if differences(family, config):
             continue
+        family = of_mlx_lm(family) if adapter.of_mlx_lm else family
         try:
             theirs, arrays = exported(family, config, tensors.items(), where)
             changed, weights = imported(family, adapter.applied(Published(where, theirs, {}, arrays), family)[0])
@@ -238,7 +241,20 @@ def with_peft(
     raise refusals[0] if refusals else UserError(f"{where}: no family of published models has such a model")
 
 
-PEFT = Kind("PEFT adapter", lambda folder: Place.of(folder).what == "a PEFT adapter", folder=True)
+def adapter_of(path: Path, config: TransformerConfig, base: str) -> Adapter:
+    """An adapter of PEFT or mlx-lm as ours, for a checkpoint of weights of SHA-256 `base`; errors as of `with_peft`."""
+    adapter, refusals = read_peft(path), list[UserError]()
+    assert adapter is not None
+    for family in FAMILIES.values():
+        if not differences(family, config):
+            try:
+                return adapter.as_ours(of_mlx_lm(family) if adapter.of_mlx_lm else family, config, base)
+            except UserError as error:
+                refusals.append(error)
+    raise refusals[0] if refusals else UserError(f"{path}: no family of published models has such a model")
+
+
+PEFT = Kind("published adapter", lambda folder: Place.of(folder).what == "a published adapter", folder=True)
 
 
 def to_peft(
@@ -248,8 +264,9 @@ def to_peft(
     name: str | None = None,
     rank_stabilized: bool = False,
     force: bool = False,
+    mlx_lm: bool = False,
 ) -> Path:
-    """Write an adapter of ours as PEFT reads it, for the published model that the base was imported from.
+    """Write an adapter of ours as PEFT, or mlx-lm, reads it, for the published model that the base was imported from.
 
     base: the checkpoint that the adapter was trained from. name: of the published model, a folder or ORG/NAME; default:
     what the base was imported from. rank_stabilized: in rsLoRA's form, which computes the same. Raises `UserError` if
@@ -269,14 +286,20 @@ def to_peft(
         raise UserError(f"{name}: is no published model of a family that is known here")
     if reasons := differences(family, opened.config):
         raise UserError(f"{opened.folder}: {family.name} has no such model: {first_of(reasons)}")
-    config, tensors = peft_files(change, family, opened.config, opened.unread(), rank_stabilized)
-    config |= {
-        "base_model_name_or_path": name,
-        "revision": origin.get("revision") if origin.get("repository") else None,
-    }
-    made = {"library_name": "peft", "base_model": name, "tags": [change.config.kind]}
+    if mlx_lm:
+        changes = changes_of_modules(change, of_mlx_lm(family), opened.config, opened.unread())
+        config, tensors = mlx_files(change.config, changes, opened.config.decoder_layers)
+        config["model"] = name
+    else:
+        config, tensors = peft_files(change, family, opened.config, opened.unread(), rank_stabilized)
+        config |= {
+            "base_model_name_or_path": name,
+            "revision": origin.get("revision") if origin.get("repository") else None,
+        }
+    made = {"library_name": "mlx" if mlx_lm else "peft", "base_model": name, "tags": [change.config.kind]}
     with replace_folder(output) as temporary:
-        write_tensors(temporary / PEFT_WEIGHTS, tensors, metadata={"format": "pt"})
+        file, form = (MLX_ADAPTER, "mlx") if mlx_lm else (PEFT_WEIGHTS, "pt")
+        write_tensors(temporary / file, tensors, metadata={"format": form})
         (temporary / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         known = {key: lines for key, lines in keys_of(carried(opened.folder)).items() if key != "base_model"}
         kind = f"{'DoRA' if change.config.kind == 'dora' else 'LoRA'} of rank {change.config.rank}"

@@ -255,8 +255,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     Biases that are off by default in our config are left out if all their values are zero.
     """
     config = config_of(family, published.config, published.generation, published.path / "config.json")
-    if family.mlx_prefix and any(name.startswith(family.mlx_prefix) for name in published.tensors):
-        family = of_mlx_lm(family)
+    family = stored_as(family, published)
     tensors = with_integers(family, published).tensors
     config = _tied_as_stored(family, _pooled_as_stored(family, config, tensors), tensors)
     weights, problems = family.read(config, tensors)
@@ -297,6 +296,12 @@ def of_mlx_lm(family: Family) -> Family:
         }
 
     return dataclasses.replace(family, names=names, prefix=family.mlx_prefix) if family.mlx_prefix else family
+
+
+def stored_as(family: Family, published: Published) -> Family:
+    """The family, as mlx-lm stores it if the model's names are mlx-lm's."""
+    theirs = family.mlx_prefix and any(name.startswith(family.mlx_prefix) for name in published.tensors)
+    return of_mlx_lm(family) if theirs else family
 
 
 def with_integers(family: Family, published: Published) -> Published:

@@ -1,5 +1,5 @@
 """Adapters of PEFT (https://github.com/huggingface/peft): LoRA, rsLoRA and DoRA, applied to the published base model,
-and ours written as PEFT's.
+and ours written as PEFT's. Those of mlx-lm (`mlx_adapter.py`) are applied likewise.
 
 adapter_config.json names the base and says how adapter_model.safetensors changes its tensors. For a linear map of
 weight W (O, D), with A (R, D), B (O, R) and s = alpha / R, or alpha / sqrt(R) in rsLoRA:
@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.adapter import Adapter, WeightDelta
+from mlx_transformer.core.adapter import MAGNITUDE, A, Adapter, AdapterConfig, B, WeightDelta
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import PEFT_CONFIG, Place
+from mlx_transformer.core.folders import MLX_ADAPTER, PEFT_CONFIG, Place
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import WRITES
 from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.files import read_object
@@ -35,6 +36,7 @@ from mlx_transformer.system.torch_files import stored_torch_tensors
 
 from .engine import Family, Published, channel_order, written_config
 from .hub import find_model
+from .mlx_adapter import read_mlx_adapter
 
 WEIGHTS = "adapter_model.safetensors"
 OLD_WEIGHTS = "adapter_model.bin"
@@ -64,8 +66,8 @@ CHANGED_BASE = ("pissa", "olora", "loftq", "corda")
 
 
 @dataclass(frozen=True)
-class PeftAdapter:
-    """An adapter's folder, read."""
+class PublishedAdapter:
+    """An adapter's folder, of PEFT or of mlx-lm, read."""
 
     path: Path
     config: Mapping[str, Any]
@@ -74,13 +76,16 @@ class PeftAdapter:
     """{module of the base: {"a", "b", "magnitude", ...: array}}"""
     replaced: Mapping[str, NDArray]
     """Tensors in place of the base's, by name."""
+    of_mlx_lm: bool = False
+    """Whether modules have mlx-lm's names."""
 
     @property
     def base(self) -> Path:
         """The folder of the base: base_model_name_or_path as it is, beside the adapter, or a name on the Hub."""
         name = self.config.get("base_model_name_or_path")
         if not name or not isinstance(name, str):
-            raise UserError(f"{self.path / PEFT_CONFIG}: base_model_name_or_path names no base; write its folder there")
+            key = "model" if self.of_mlx_lm else "base_model_name_or_path"
+            raise UserError(f"{self.path / PEFT_CONFIG}: {key} names no base; write its folder there")
         beside = self.path / name
         return beside if not Path(name).is_dir() and beside.is_dir() else find_model(name).folder
 
@@ -108,9 +113,9 @@ class PeftAdapter:
         ranks = sorted({array.shape[0] for parts in self.parts.values() for n, array in parts.items() if n[-1] == "a"})
         kind = "DoRA" if self.config.get("use_dora") else "rsLoRA" if self.config.get("use_rslora") else "LoRA"
         ranks_said = f" of rank {', '.join(map(str, ranks))}" if ranks else ""
-        note = f"merged into {base.path}: {kind}{ranks_said} of {len(self.parts)} matrices"
-        if self.replaced:
-            note += f", and {len(self.replaced)} tensors of its own ({first_of(sorted(self.replaced), ', ')})"
+        own = f"{len(self.replaced)} tensors of its own ({first_of(sorted(self.replaced), ', ')})"
+        changes = [f"{kind}{ranks_said} of {len(self.parts)} matrices"] if self.parts else []
+        note = f"merged into {base.path}: {', and '.join([*changes, *([own] if self.replaced else [])])}"
         return replace(base, tensors=tensors, config=self._with_head(base.config, tensors)), note
 
     def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any) -> NDArray:
@@ -131,6 +136,33 @@ class PeftAdapter:
         alpha = float(next(own, self.config.get("lora_alpha", rank)))
         return alpha / (rank**0.5 if self.config.get("use_rslora") else rank)
 
+    def as_ours(self, family: Family, config: TransformerConfig, base: str) -> Adapter:
+        """The same adapter for a checkpoint of weights of SHA-256 `base`.
+
+        Raises `UserError` unless it changes linear maps of the layers alone.
+        """
+        rank = max((len(parts["a"]) for parts in self.parts.values() if "a" in parts), default=1)
+        factor = next((self._scale(module, len(p["a"])) for module, p in self.parts.items() if "a" in p), 1.0)
+        arrays, left, shapes = dict[str, NDArray](), {*self.parts, *self.replaced}, parameter_shapes(config)
+        for ours, (names, at) in family.places(config).items():
+            module = next((m for name in names if (m := name.removesuffix(".weight")) in self.parts), None)
+            if module is None or "a" not in (parts := self.parts[module]):
+                continue
+            left.discard(module)
+            path, first = ours.removesuffix(".weight"), at.rows[0] if at.rows else 0
+            rows, wider = slice(first, first + shapes[ours][0]), ((0, rank - len(parts["a"])), (0, 0))
+            b = parts["b"][rows] * np.float32(self._scale(module, len(parts["a"])) / factor)
+            arrays |= {f"{path}.{A}": np.pad(parts["a"], wider), f"{path}.{B}": np.pad(b, wider[::-1])}
+            if "magnitude" in parts:
+                arrays[f"{path}.{MAGNITUDE}"] = parts["magnitude"].reshape(-1)[rows]
+        if left or channel_order(family, config) is not None:
+            which = first_of(sorted(left), ", ") or "channels in another order"
+            raise UserError(f"{self.path}: {which}: can't be kept beside integers; merge it without --keep-adapter")
+        kind = "dora" if self.config.get("use_dora") else "lora"
+        targets = tuple(name.removesuffix(f".{A}") for name in arrays if name.endswith(f".{A}"))
+        settings = AdapterConfig(kind=kind, rank=rank, alpha=factor * rank, base=base, targets=targets)
+        return Adapter(settings, arrays)
+
     @staticmethod
     def _name(name: str, tensors: Mapping[str, Any], family: Family) -> str | None:
         """The tensor's name in the base's file, which may have the family's prefix or not."""
@@ -150,13 +182,15 @@ class PeftAdapter:
         return {**config, "architectures": [begin + end], "id2label": labels, "label2id": numbers}
 
 
-def read_peft(path: Path) -> PeftAdapter | None:
-    """Read the adapter in a folder; None if it holds none.
+def read_peft(path: Path) -> PublishedAdapter | None:
+    """Read the adapter of PEFT or mlx-lm in a folder; None if it holds none.
 
     Raises `UserError` for damage, and for adapters of other kinds than LoRA, rsLoRA and DoRA.
     """
-    if Place.of(path).what != "a PEFT adapter":
+    if Place.of(path).what != "a published adapter":
         return None
+    if (path / MLX_ADAPTER).is_file():
+        return PublishedAdapter(path, *read_mlx_adapter(path), of_mlx_lm=True)
     config = read_object(path / PEFT_CONFIG)
     kind = config.get("peft_type")
     problems = [] if kind == "LORA" else [f"peft_type {kind!r:.40}: LORA can be read (LoRA, rsLoRA, DoRA)"]
@@ -187,16 +221,17 @@ def read_peft(path: Path) -> PeftAdapter | None:
             problems.append(f"{module} has only {' and '.join(sorted(arrays))}")
     if problems:
         raise refusal(f"{path}: can't be read", problems, path)
-    return PeftAdapter(path, config, parts, replaced)
+    return PublishedAdapter(path, config, parts, replaced)
 
 
-def peft_files(
-    adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any], rank_stabilized: bool
-) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """adapter_config.json, without the base's name, and the tensors of an adapter of ours in PEFT's format.
+Change = tuple[NDArray, NDArray, NDArray | None]
+"""A (R, D), B (O, R) and for DoRA the magnitudes (O,) of one of a family's matrices."""
 
-    weights: those of the base. rank_stabilized: as rsLoRA, whose factor is alpha / sqrt(R).
-    """
+
+def changes_of_modules(
+    adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any]
+) -> dict[str, Change]:
+    """{module of the family: its change} of an adapter of ours; all have its factor. weights: the base's."""
     usual, of_ours = adapter.config.rank, dict(adapter.arrays)
     if (order := channel_order(family, config)) is not None:
         for name, array in of_ours.items():
@@ -206,24 +241,41 @@ def peft_files(
     joint: dict[str, dict[int, str]] = {}
     for ours, (names, at) in family.places(config).items():
         joint.setdefault(names[0].removesuffix(".weight"), {})[at.rows[0] if at.rows else 0] = ours
-    tensors, ranks = dict[str, NDArray](), dict[str, int]()
+    changes = dict[str, Change]()
     for module, parts in joint.items():
         deltas = {i: delta for i, ours in sorted(parts.items()) if (delta := reordered.delta(ours)) is not None}
         if not deltas:
             continue
-        ranks[module] = rank = usual * len(deltas)
-        b = np.zeros((sum(weights[ours].shape[0] for ours in parts.values()), rank), np.float32)
+        b = np.zeros((sum(weights[ours].shape[0] for ours in parts.values()), usual * len(deltas)), np.float32)
         for column, (first, delta) in enumerate(deltas.items()):
             b[first : first + len(delta.b), usual * column : usual * (column + 1)] = delta.b
-        of_module = {"lora_A.weight": np.concatenate([delta.a for delta in deltas.values()]), "lora_B.weight": b}
+        magnitude = None
         if adapter.config.kind == "dora":  # a part without a change keeps the norms of its rows
             magnitudes = [
                 np.linalg.norm(np.asarray(weights[ours], np.float64), axis=1) if m is None else m
                 for i, ours in sorted(parts.items())
                 for m in [deltas[i].magnitude if i in deltas else None]
             ]
-            of_module["lora_magnitude_vector"] = np.concatenate(magnitudes).astype(np.float32)
-        tensors |= {f"{PREFIX}{module}.{end}": array for end, array in of_module.items()}
+            magnitude = np.concatenate(magnitudes).astype(np.float32)
+        changes[module] = np.concatenate([delta.a for delta in deltas.values()]), b, magnitude
+    return changes
+
+
+def peft_files(
+    adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any], rank_stabilized: bool
+) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """adapter_config.json, without the base's name, and the tensors of an adapter of ours in PEFT's format.
+
+    weights: those of the base. rank_stabilized: as rsLoRA, whose factor is alpha / sqrt(R).
+    """
+    usual, changes = adapter.config.rank, changes_of_modules(adapter, family, config, weights)
+    tensors = {
+        f"{PREFIX}{module}.{end}": array
+        for module, change in changes.items()
+        for end, array in zip(PARTS, change, strict=False)
+        if array is not None
+    }
+    ranks = {module: len(a) for module, (a, _, _) in changes.items()}
     alphas = {
         module: adapter.config.factor * (rank**0.5 if rank_stabilized else rank) for module, rank in ranks.items()
     }

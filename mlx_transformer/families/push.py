@@ -57,7 +57,7 @@ def shipment(folder: str | Path) -> Shipment:
         verify_files(folder / GRAPHS)
     elif place.what == "an adapter":
         read_adapter(folder)
-    elif place.what == "a PEFT adapter":
+    elif place.what == "a published adapter":
         read_peft(folder)
     elif not (place.what == "a published model" and place.holds(WEIGHTS)) and not holds_marian(folder):
         folder = open_checkpoint(folder).folder

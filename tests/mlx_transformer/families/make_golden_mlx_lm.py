@@ -52,8 +52,8 @@ MODELS = {
     "llama": (LLAMA | dict(hidden_size=32, intermediate_size=40), None),
 }
 ADAPTERS = {
-    "lora": ("llama", dict(num_layers=1, keys=["self_attn.q_proj", "mlp.down_proj"])),
-    "lora-of-integers": ("llama-4", dict(num_layers=-1, keys=["self_attn.q_proj", "mlp.up_proj"])),
+    "lora": ("llama", dict(num_layers=1, keys=["mlp.down_proj", "self_attn.q_proj"])),
+    "lora-of-integers": ("llama-4", dict(num_layers=-1, keys=["mlp.up_proj", "self_attn.q_proj"])),
     "dora-of-integers": ("llama-4", dict(fine_tune_type="dora", num_layers=-1, keys=["self_attn.v_proj"])),
     "full": ("llama", dict(fine_tune_type="full", num_layers=1)),
 }

@@ -4,6 +4,7 @@ here, and the same files again."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.families.table import FAMILIES
+from mlx_transformer.system.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden_mlx_lm"
 MODELS = [path.name for path in sorted(GOLDEN.iterdir()) if (path / "config.json").is_file()]
@@ -71,6 +73,71 @@ def test_the_same_logits_and_the_same_files_again(name, tmp_path):
     assert indices[0]["weight_map"] == dict.fromkeys(sorted(stored), "model.safetensors")
     assert indices[0]["metadata"].keys() == indices[1]["metadata"].keys()
     assert indices[0]["metadata"]["total_size"] == sum(array.nbytes for array in stored.values())
+
+
+ADAPTERS = [path.name for path in sorted(GOLDEN.iterdir()) if (path / "adapter_config.json").is_file()]
+OF_INTEGERS = [name for name in ADAPTERS if name.endswith("integers")]
+
+
+def base_of(name: str) -> Path:
+    return GOLDEN / name / json.loads((GOLDEN / name / "adapter_config.json").read_text("utf-8"))["model"]
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_are_imported_loaded_and_merged(name, tmp_path):
+    [note, *_] = import_huggingface(GOLDEN / name, tmp_path / "model")
+    assert ("of its own (model.layers.1.mlp.up_proj.weight)" if name == "full" else "RA of rank 3 of") in note
+    opened, ids = open_checkpoint(tmp_path / "model"), np.load(GOLDEN / name / "answers.npz")["ids"]
+    assert_answers(opened, GOLDEN / name)
+    assert_answers(opened, GOLDEN / name, np.array(Transformer.load(GOLDEN / name)(ids)))
+    import_huggingface(base_of(name), tmp_path / "base")
+    main(["merge", str(tmp_path / "base"), str(GOLDEN / name), "--out", str(tmp_path / "merged")])
+    merged = dict(open_checkpoint(tmp_path / "merged").tensors())
+    for parameter, array in opened.tensors():
+        np.testing.assert_array_equal(merged[parameter], array, err_msg=parameter)
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_adapters_stand_beside_integers_and_are_written_back(name, tmp_path, capsys):
+    base, kept = tmp_path / "base", tmp_path / "kept"
+    import_huggingface(base_of(name), base)
+    main(["merge", str(base_of(name)), str(GOLDEN / name), "--out", str(kept), "--keep-adapter"])
+    opened, ids = open_checkpoint(kept), np.load(GOLDEN / name / "answers.npz")["ids"]
+    for parameter, matrix in open_checkpoint(base).matrices().items():
+        np.testing.assert_array_equal(np.asarray(matrix.words), opened.matrices()[parameter].words)
+    assert_answers(opened, GOLDEN / name)
+    assert_answers(opened, GOLDEN / name, np.array(Transformer.load(kept)(ids)))
+    main(["merge", str(base), str(GOLDEN / name), "--out", str(tmp_path / "rounded"), "--requantize"])
+    assert "matrices rounded again: relative rms error" in capsys.readouterr().out
+    written = ["to-peft", str(base), str(kept), str(tmp_path / "theirs"), "--base", str(base_of(name)), "--mlx-lm"]
+    main(written)
+    arrays, theirs = (load_file(folder / "adapters.safetensors") for folder in (tmp_path / "theirs", GOLDEN / name))
+    assert arrays.keys() == theirs.keys()
+    for key, array in theirs.items():
+        np.testing.assert_array_equal(arrays[key], array, err_msg=key)
+    ours, theirs = (
+        json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        for folder in (tmp_path / "theirs", GOLDEN / name)
+    )
+    assert ours == {**theirs, "model": str(base_of(name)), "num_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fine_tune_type": "ia3"}, "fine_tune_type 'ia3' is none of lora, dora, full"),
+        ({"lora_parameters": {"rank": 3, "alpha": 20}}, "must have a rank and a scale"),
+        ({"fine_tune_type": "full"}, "model.layers.1.mlp.down_proj is no part of full fine-tuning"),
+        ({"model": None}, "model names no base"),
+        ({"model": "../qwen3-3"}, "model.layers.1.mlp.down_proj: .* don't fit the base's"),
+    ],
+)
+def test_adapters_that_cannot_be_read(changes, said, tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "all")
+    file = tmp_path / "all" / "lora" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes))
+    with pytest.raises(UserError, match=said):
+        import_huggingface(file.parent, tmp_path / "model")
 
 
 def named(config: dict, stored: dict) -> dict[str, dict]:
