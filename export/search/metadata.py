@@ -14,7 +14,7 @@ from export.interface import SETTINGS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import INT8_SCALES, Int8Scales
 from mlx_transformer.decoding.options import PENALTY_OFFSETS, aligned_right
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.system.files import parse_json
 
 CONFIG = "mlx_transformer.config"
@@ -57,7 +57,14 @@ HOSTS = ("max_new_tokens", "rows", "seed", "prefix", "candidates", "penalty_offs
 
 
 def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
-    """The graph's option inputs by name, from fields of `Options`. Options not in `settings` keep their defaults."""
+    """The graph's option inputs by name, from fields of `Options`. Options not in `settings` keep their defaults.
+
+    Raises UserError for those that a graph with the search in it doesn't have."""
+    for name in ("min_p", "presence_penalty", "frequency_penalty"):
+        if settings.get(name):
+            raise UserError(
+                "{}: no option of a model with the search inside: use its folder", Name(name, str(settings[name]))
+            )
     inputs = {n: np.asarray(settings[n], s.dtype) for n, s in SETTINGS.items() if n in settings and n not in HOSTS}
     if settings.get("max_new_tokens") is not None:
         inputs["max_new_tokens"] = np.array([settings["max_new_tokens"]], np.int64)

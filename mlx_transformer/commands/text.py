@@ -114,7 +114,9 @@ def answer(
     run_on_lines("answer", model, text, files, runtime, lambda opened, out: answer_lines(opened, options))
 
 
-COMPLETION = "max_new_tokens min_new_tokens sample temperature top_k top_p seed beam"
+SAMPLING = "max_new_tokens sample temperature top_k top_p min_p seed"
+SAMPLING += " repetition_penalty presence_penalty frequency_penalty no_repeat_ngram"
+COMPLETION = f"{SAMPLING} min_new_tokens beam"
 
 
 def generate(
@@ -142,9 +144,6 @@ def generate(
         print()
     else:
         print("\n".join(opened.complete(prompts, stop=stop or (), **options)))
-
-
-SAMPLING = "max_new_tokens sample temperature top_k top_p seed repetition_penalty"
 
 
 @dataclass(frozen=True, kw_only=True)

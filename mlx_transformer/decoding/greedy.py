@@ -73,13 +73,21 @@ BLOCK = 128
 
 
 def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
-    """Logits (B, V) divided by the temperature; BANNED outside the `top_k` likeliest tokens and the nucleus `top_p`.
+    """Logits (B, V) divided by the temperature; BANNED outside the `top_k` likeliest tokens, the nucleus `top_p`, and
+    the tokens at least `min_p` times as likely as the likeliest.
 
     The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches `top_p`,
     among the tokens left by top-k. Tokens that tie with the last one are kept too.
     """
     scores = logits / options.temperature
-    if not (0 < options.top_k < logits.shape[1] or options.top_p < 1):
+    if options.min_p > 0:
+        least = xp.max(scores, axis=1, keepdims=True) + float(np.log(options.min_p))
+        return xp.where(scores < least, BANNED, _nucleus(xp, scores, options))
+    return _nucleus(xp, scores, options)
+
+
+def _nucleus(xp: Arrays, scores: Array, options: Options) -> Array:
+    if not (0 < options.top_k < scores.shape[1] or options.top_p < 1):
         return scores
     falling = -xp.sort(-scores, axis=1)
     if options.top_k > 0:

@@ -74,11 +74,17 @@ class Options:
     """Sample from the k likeliest tokens; 0: all."""
     top_p: Annotated[float, Bounds(at_least=1e-6, at_most=1)] = 1.0
     """Sample from the fewest likeliest tokens with this total probability, after top-k, e.g. 0.9; 1: all."""
+    min_p: Annotated[float, Bounds(at_least=0, at_most=1)] = field(default=0.0, metadata=ADVANCED)
+    """Sample from tokens at least this times as likely as the likeliest, e.g. 0.05; 0: all."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
     repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = field(default=1.0, metadata=ADVANCED)
     """Above 1, repeated tokens become less likely (Keskar et al. 2019): their logit (in beam search, log p) is divided
     by this, or multiplied if it is negative."""
+    presence_penalty: Annotated[float, Bounds(at_least=-2, at_most=2)] = field(default=0.0, metadata=ADVANCED)
+    """Taken from the logit of each token that the output has already, as OpenAI's; the prompt's tokens don't count."""
+    frequency_penalty: Annotated[float, Bounds(at_least=-2, at_most=2)] = field(default=0.0, metadata=ADVANCED)
+    """The same, once for each time that the output has the token."""
     no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Never repeat an n-gram of this many tokens, e.g. 3; 0: repetitions are allowed."""
     heuristic_stop: bool = False
@@ -125,7 +131,7 @@ class Options:
             raise UserError(
                 "{sample} draws one hypothesis a row: it can't be used with {beam}", sample=True, beam=self.beam
             )
-        for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
+        for name, neutral in (("temperature", 1), ("top_k", 0), ("top_p", 1), ("min_p", 0)):
             if not self.sample and getattr(self, name) != neutral:
                 raise UserError(
                     "{} has an effect in sampling only: add {sample}", Name(name, str(getattr(self, name))), sample=True
@@ -157,7 +163,13 @@ class Options:
     @property
     def reads_history(self) -> bool:
         """Whether the allowed tokens depend on all tokens written so far."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(self.banned_sequences)
+        repeats = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or bool(self.banned_sequences)
+        return repeats or self.counts_tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether scores depend on how often each token was written."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def ends(self, config: TransformerConfig) -> tuple[int, ...]:
         return config.eos_id, *self.end_ids

@@ -259,6 +259,9 @@ class Rules:
         self.token = xp.arange(config.vocab_size)[None, None]
         self.history = xp.asarray(_begun(batch, options, config)[:, None]) if options.reads_history else None
         """Start token or prompt, then all new tokens (B, K, L); -1 before shorter prompts."""
+        shape = len(batch.sources), 1, config.vocab_size
+        self.counts = xp.full(shape, 0.0) if options.counts_tokens else None
+        """How often each new token was written (B, K, V)."""
         first = len(options.forced_first)
         longest = max((len(row) for row in batch.prefix), default=0)
         self.forced = np.full((len(batch.prefix), first + longest), -1, np.int32)
@@ -281,12 +284,16 @@ class Rules:
         return scores
 
     def penalised(self, scores: Array) -> Array:
-        """Apply the repetition penalty to scores (B, K, V), as in transformers: logits, or in beam search log p."""
-        penalty = self.options.repetition_penalty
-        if self.history is None or penalty == 1:
-            return scores
-        weaker = self.xp.where(scores < 0, scores * penalty, scores / penalty)
-        return self.xp.where(self._among(self.history), weaker, scores)
+        """Apply the penalties of repetition to scores (B, K, V): logits, or in beam search log p. First that of
+        transformers, then those of OpenAI."""
+        penalty, o = self.options.repetition_penalty, self.options
+        if self.history is not None and penalty != 1:
+            weaker = self.xp.where(scores < 0, scores * penalty, scores / penalty)
+            scores = self.xp.where(self._among(self.history), weaker, scores)
+        if self.counts is not None:
+            present = self.xp.where(self.counts > 0, o.presence_penalty, 0.0)
+            scores = scores - (self.counts * o.frequency_penalty + present)
+        return scores
 
     def unscored(self, t: int, limits: Array) -> Array | None:
         """The token (B,) each sentence must write as number t without counting in its score; -1: any token.
@@ -311,11 +318,17 @@ class Rules:
             if parent is not None:
                 before = self.xp.take_along_axis(before, parent[:, :, None], axis=1)
             self.history = self.xp.concatenate([before, token[:, :, None]], axis=2)
+        if self.counts is not None:
+            if parent is not None:
+                self.counts = self.xp.take_along_axis(self.counts, parent[:, :, None], axis=1)
+            self.counts = self.counts + self.xp.where(self.token == token[:, :, None], 1.0, 0.0)
 
     def keep(self, live: np.ndarray) -> None:
         self.forced = self.forced[live]
         if self.history is not None:
             (self.history,) = take_sentences(self.xp, live, self.history)
+        if self.counts is not None:
+            (self.counts,) = take_sentences(self.xp, live, self.counts)
 
     def _without_repeats(self, scores: Array) -> Array:
         """Ban tokens that would repeat an n-gram of the history."""

@@ -33,8 +33,11 @@ class SearchArguments(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     seed: int
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     no_repeat_ngram: int
     heuristic_stop: bool
     forced_first: Sequence[int]

@@ -75,11 +75,14 @@ def forced(step: int, limit: int, c: TransformerConfig, o: Options) -> int | Non
     return c.eos_id if o.forced_end and step == limit - 1 else None
 
 
-def penalised(scores: Array, before: Sequence[int], o: Options) -> Array:
-    """Apply the repetition penalty to the scores (V,) of all tokens in `before`."""
+def penalised(scores: Array, before: Sequence[int], o: Options, written: Sequence[int] = ()) -> Array:
+    """Apply the repetition penalty to the scores (V,) of all tokens in `before`, and those of presence and frequency to
+    all tokens written behind the start or the prompt."""
     scores, known = scores.copy(), [*{*before}]
     was = scores[known]
     scores[known] = np.where(was < 0, was * o.repetition_penalty, was / o.repetition_penalty)
+    for token in {*written}:
+        scores[token] -= o.presence_penalty + o.frequency_penalty * [*written].count(token)
     return scores
 
 

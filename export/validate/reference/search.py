@@ -133,7 +133,10 @@ def _candidates(
         return [(i, Hypothesis(h.log_p, (*h.tokens, forced_id))) for i, h in enumerate(s.live)]
     log_p = _log_softmax(rules.among(logits, s.candidates, c, o))
     before = [[*s.read, *h.tokens] for h in s.live]
-    rows = [rules.allowed(rules.penalised(row, b, o), b, step, c, o) for row, b in zip(log_p, before, strict=True)]
+    rows = [
+        rules.allowed(rules.penalised(row, b, o, h.tokens), b, step, c, o)
+        for row, b, h in zip(log_p, before, s.live, strict=True)
+    ]
     scores = np.array(rows) + np.array([[h.log_p] for h in s.live])
     count = min((2 + len(rules.ends(c, o))) * o.beam, scores.size)
     last = np.partition(scores, -count, axis=None)[-count]
@@ -203,7 +206,7 @@ def greedy_scores(
 ) -> Array:
     """Return the next token's scores (V,). begun: the decoder's first tokens (`read`). written: new tokens."""
     before = [*begun, *written]
-    return rules.allowed(rules.penalised(logits, before, o), before, len(written), c, o)
+    return rules.allowed(rules.penalised(logits, before, o, written), before, len(written), c, o)
 
 
 def read(c: TransformerConfig, source: Sequence[int], o: Options) -> list[int]:
