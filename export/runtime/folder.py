@@ -39,8 +39,8 @@ from mlx_transformer.core.folders import AN_ONNX_FOLDER, ONNX_CONFIG, Place
 from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.int8_scales import INT8_SCALES, read_int8_scales
 from mlx_transformer.core.parameters import parameter_shapes
-from mlx_transformer.core.tokenizer_files import NAMES, tokenizer_path
-from mlx_transformer.generation.settings import CHAT_TEMPLATE, SETTINGS
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE, NAMES, tokenizer_path
+from mlx_transformer.generation.settings import SETTINGS
 from mlx_transformer.system.errors import CommandLine, UserError
 from mlx_transformer.system.files import check_name, read_json
 from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file, verify_files

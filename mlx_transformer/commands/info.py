@@ -19,9 +19,11 @@ from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.families.conversion import read_published
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, Settings, read_settings
 from mlx_transformer.system.errors import FEW, UserError
 from mlx_transformer.system.files import JsonObject, read_json, read_object
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
+from mlx_transformer.text.chat import ChatTemplates
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
 LEFT = "int8, but float32"
@@ -89,6 +91,7 @@ def _checkpoint(path: Path) -> RenderableType:
     facts["digests"] = _digests(opened.folder)
     if (text := checked_tokenizer(opened)) is not None:  # raises if it is wrong
         facts |= _vocabularies(Tokenizer(text))
+    facts |= _chat(read_settings(opened.folder, opened.config))
     if opened.quantization:
         facts["quantised"] = described(opened.quantization, quantizable_shapes(opened.config))
     run = path / "run.json"
@@ -108,6 +111,7 @@ def _published(path: Path) -> RenderableType:
     ours = read_published(path)
     facts = {"kind": "published model, which `import` makes a checkpoint of", "folder": str(path)}
     facts |= _vocabularies(Tokenizer(ours.tokenizer, str(path))) if ours.tokenizer is not None else {}
+    facts |= _chat(ours.settings)
     facts |= {f"note {i}": note for i, note in enumerate(ours.notes, 1)}
     return Group(_table(facts), _config(ours.config), _files(path))
 
@@ -149,8 +153,16 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             tokenizer = Tokenizer.load(place)
             tokenizer.check_fits(config, str(path))
             facts |= _vocabularies(tokenizer)
+        facts |= _chat(read_settings(path, config))
     parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
     return Group(*parts, *_graphs(graph_facts(path)))
+
+
+def _chat(settings: Settings) -> dict[str, str]:
+    """Name a decoder's chat templates: what they hide is as much the model's as its weights."""
+    if not (templates := settings.get(CHAT_TEMPLATES)):
+        return {}
+    return {"chat template": f"{', '.join(templates)}: SHA-256 {ChatTemplates(templates).digest}"}
 
 
 def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:

@@ -128,6 +128,9 @@ def generate(
     *,
     stop: Annotated[list[str] | None, Option(help="End the text before this word; repeat it for several.")] = None,
     json: Annotated[bool, Option("--json", help="Write each prompt and its continuation as JSON.")] = False,
+    log_probabilities: Annotated[
+        bool, Option("--log-probabilities", help="Write the new tokens too, as JSON, with their log-probabilities.")
+    ] = False,
     search: Annotated[Options, Shown("Search", COMPLETION)],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -135,9 +138,10 @@ def generate(
     options = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
-    if json:
-        for beginning, text in zip(prompts, opened.complete(prompts, stop=stop or (), **options), strict=True):
-            print(to_json.dumps({"prompt": beginning, "text": text}, ensure_ascii=False), flush=True)
+    if json or log_probabilities:
+        outputs = opened.completions(prompts, stop=stop or (), scored=log_probabilities, **options)
+        for beginning, output in zip(prompts, outputs, strict=True):
+            print(to_json.dumps({"prompt": beginning, **output}, ensure_ascii=False), flush=True)
     elif len(prompts) == 1 and search.beam == 1:
         for piece in opened.stream(prompts[0], stop=stop or (), **options):
             print(piece, end="", flush=True)
@@ -221,7 +225,7 @@ def chat(
                 if not json:
                     print(piece, end="", flush=True)
         except KeyboardInterrupt:
-            if message or not sys.stdin.isatty():
+            if message or sys.stdin is None or not sys.stdin.isatty():
                 raise
         if not json:
             print()

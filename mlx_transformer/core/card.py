@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.system.files import read_bytes
-from mlx_transformer.system.manifest import CARD
+from mlx_transformer.system.manifest import CARD, sha256
 
 from .config import TransformerConfig
 from .heads import EMBEDDING
 from .parameters import parameter_count
+from .tokenizer_files import CHAT_TEMPLATE
 
 FENCE = "---"
 KEY = re.compile(r"([A-Za-z][\w-]*):(?:\s|$)")
@@ -109,6 +110,12 @@ KINDS = {
     "decoder": Kind(
         "decoder alone", "text-generation", 'model.complete("Once upon a time")', "model.generate([[5, 6, 7]])"
     ),
+    "chat": Kind(
+        "decoder alone, with a chat template",
+        "text-generation",
+        'model.chat([{"role": "user", "content": "Hello!"}])',
+        "model.generate([[5, 6, 7]])",
+    ),
     "embedding": Kind("encoder alone, vectors of texts", "sentence-similarity", 'model.embed("A sentence.")'),
     "vocabulary": Kind("encoder alone", "fill-mask", 'model.fill("A <mask> sentence.")'),
     "hidden": Kind("encoder alone, its last layer", "feature-extraction", ""),
@@ -117,8 +124,8 @@ KINDS = {
     "token-classes": Kind("encoder alone, classes of tokens", "token-classification", 'model.tag("A sentence.")'),
     "spans": Kind("encoder alone, answers in a text", "question-answering", 'model.answer("A question?", "A text.")'),
 }
-"""Keys are architectures and, for encoder-only models, kinds of heads or "embedding". An empty `text` means that the
-model takes only ids."""
+"""Keys are architectures and, for encoder-only models, kinds of heads or "embedding"; of decoders with a template "chat". An
+empty `text` means that the model takes only ids."""
 SENTENCE_TRANSFORMERS = "modules.json"
 WEIGHTS = (".safetensors", ".onnx", ".onnx_data", ".npz", ".bin")
 
@@ -230,7 +237,8 @@ def first_lines(made: Mapping[str, object], known: dict[str, str]) -> str:
 def kind_of(folder: Path, c: TransformerConfig) -> Kind:
     """The kind of a folder's model, from its config, and for encoder-only models from its files."""
     if c.architecture != "encoder":
-        return KINDS[c.architecture]
+        talks = c.architecture == "decoder" and (folder / CHAT_TEMPLATE).is_file()
+        return KINDS["chat" if talks else c.architecture]
     embeds = (folder / EMBEDDING).is_file() or (folder / SENTENCE_TRANSFORMERS).is_file()
     return KINDS["embedding" if embeds else c.head.kind]
 
@@ -256,6 +264,8 @@ def _sizes(folder: Path, c: TransformerConfig) -> list[str]:
             size = path.stat().st_size
             counts = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
             rows[f"`{path.relative_to(folder).as_posix()}`"] = counts
+    for path in sorted(folder.rglob("*.jinja")):  # a template may hide instructions
+        rows[f"`{path.relative_to(folder).as_posix()}`"] = f"SHA-256 {sha256(path)}"
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 

@@ -17,6 +17,8 @@ from mlx_transformer.system.files import parse_json, read_text
 JOINT = "tokenizer.json"
 SIDES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 NAMES = (JOINT, *SIDES.values())
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Beside a decoder's tokenizer: how a conversation becomes a prompt."""
 DAMAGED = "the file is damaged or no tokenizer.json"
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlx_transformer.generation.settings import CHAT_TEMPLATE, CHAT_TEMPLATES, DEFAULT, SPECIAL_TOKENS, Settings
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, DEFAULT, SPECIAL_TOKENS, Settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import optional_object, read_text
 

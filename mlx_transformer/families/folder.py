@@ -20,11 +20,11 @@ from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.quantization import KEY, SAME_KEY, stored_tensors, to_config
 from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.generation.settings import (
-    CHAT_TEMPLATE,
     CHAT_TEMPLATES,
     DEFAULT,
     SETTINGS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.lib import format as npy
@@ -30,6 +30,9 @@ from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
 from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
 from .translate import Translation
 from .verbs import TextVerbs
+
+if TYPE_CHECKING:
+    from mlx_transformer.text.tokenizer import Tokenizer
 
 DONE_WITH = {
     "split": "translated in pieces",
@@ -151,22 +154,26 @@ def translate_stream(
 
 
 def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair = "error") -> LineWork:
-    """Score pairs of lines: the log-probability of each target token, given the source.
+    """Score pairs of lines: the log-probability of each target token, given the source; or what follows a prompt.
 
     A line of output is the sum, a tab, and the tokens' log-probabilities separated by spaces, the end token's last. As
     JSON: {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
     overlong: a pair longer than the model takes is an error ("error"), found before anything is computed, or gets no
     numbers ("skip"; JSON: null).
     """
-    tokenizer, limit = model.translator.tokenizer, model.config.max_positions
+    alone, limit = model.config.architecture == "decoder", model.config.max_positions
+    model.pair_ids(["a"], ["b"])  # raises here for a model that scores no text
+    tokenizer = cast("Tokenizer", model.tokenizer)
 
     def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        sources, targets = zip(*pairs, strict=True)
-        return list(zip(tokenizer.source.encode_batch(sources), tokenizer.encode_batch(targets), strict=True))
+        return model.pair_ids([source for source, _ in pairs], [target for _, target in pairs])
+
+    def length(ids: tuple[list[int], list[int]]) -> int:
+        return len(ids[0]) + len(ids[1]) - 1 if alone else max(map(len, ids))
 
     def check(pairs: Sequence[tuple[str, str]], first_line: int) -> None:
         for number, ids in enumerate(encoded(pairs), first_line):
-            if (longest := max(map(len, ids))) > limit:
+            if (longest := length(ids)) > limit:
                 raise UserError(
                     "line {}: {} tokens, the model takes at most {}; shorten it, or choose {overlong}",
                     *(number, longest, limit),
@@ -175,7 +182,7 @@ def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair 
 
     def run(pairs: Sequence[tuple[str, str]], report: LineReport) -> list[tuple[list[int], NDArray[np.float32] | None]]:
         rows = encoded(pairs)
-        fits = [max(map(len, ids)) <= limit for ids in rows]
+        fits = [length(ids) <= limit for ids in rows]
         usable = [ids for ids, fit in zip(rows, fits, strict=True) if fit]
         sources, targets = [source for source, _ in usable], [target for _, target in usable]
         computed = iter(model.log_probabilities(sources, targets, done=report.done))

@@ -62,24 +62,28 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     return rows
 
 
-def score(
-    tokenizer: Tokenizer,
-    log_p: Callable[[Ids, Ids], list[np.ndarray]],
-    lines: str | Sequence[str],
-    translations: str | Sequence[str],
-) -> list[float]:
-    """Return the log-probability of each line's translation, end token included.
-
-    log_p: the model's `log_probabilities`. Raises `UserError` for anything but text, and for text longer than the model
-    takes.
+def pair_ids(
+    tokenizer: Tokenizer, lines: str | Sequence[str], texts: str | Sequence[str], continues: bool
+) -> list[tuple[list[int], list[int]]]:
+    """Return the ids of each line and of its text, as `log_probabilities` takes them: a translation with its end token,
+    or (continues) what follows the line in a decoder, without one. There both are cut into tokens as one text; behind
+    an empty line stands the whole text. `UserError` for anything but text, and an empty text to follow.
     """
     from .translate import as_lines  # lazy: it imports the tokenizer, which scoring ids doesn't need
 
-    source, target = as_lines(lines), as_lines(translations)
+    source, target = as_lines(lines), as_lines(texts)
     if len(source) != len(target):
         raise UserError(f"{len(source)} lines but {len(target)} translations: they must be equally many")
-    per_token = log_p(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target))
-    return [math.fsum(values.tolist()) for values in per_token]
+    if not continues:
+        return list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
+    whole = tokenizer.prompts([line + text for line, text in zip(source, target, strict=True)])
+    pairs = []
+    for i, (begun, ids) in enumerate(zip(tokenizer.prompts(source), whole, strict=True)):
+        shared = next((n for n, pair in enumerate(zip(begun, ids, strict=False)) if pair[0] != pair[1]), len(begun))
+        pairs.append((ids[:shared] or [tokenizer.bos_id], ids[shared:]))
+        if not ids[shared:]:
+            raise UserError(f"pair {i + 1}: its text has no token that follows the line; give one")
+    return pairs
 
 
 def _batch(model: Model, sources: Sources, targets: list[np.ndarray]) -> np.ndarray:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.decoding.options import Options, check_options
 from mlx_transformer.system.errors import UserError, shortened
 from mlx_transformer.system.fields import unknown_keys
@@ -36,7 +37,7 @@ TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
 """Flags for models that read a language token elsewhere than first in the source and first in the output."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
-CHAT_TEMPLATES, SPECIAL_TOKENS, CHAT_TEMPLATE = "chat_templates", "special_tokens", "chat_template.jinja"
+CHAT_TEMPLATES, SPECIAL_TOKENS = "chat_templates", "special_tokens"
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE, CHAT_TEMPLATES, SPECIAL_TOKENS)
 """The keys of the file that are not fields of `Options`."""
 DEFAULT = "default"

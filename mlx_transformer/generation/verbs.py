@@ -6,6 +6,7 @@ Imports are lazy: searching on ids does not load the tokenizer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -17,13 +18,13 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, check_ids
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.decoding.options import Hypothesis, check_single
 from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
 
 from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
-    CHAT_TEMPLATE,
     CHAT_TEMPLATES,
     LANGUAGES,
     NO_SHORTLIST,
@@ -157,17 +158,26 @@ class TextVerbs:
         """The text vectors that the model's graph computes itself; None if it only computes the encoder's output."""
         return None
 
+    @overload
     def generate(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
-    ) -> list[list[int]]:
-        """Return the new token ids of each input's best output.
+    ) -> list[list[int]]: ...
+    @overload
+    def generate(self, ids: str, **options: Unpack[IdArguments]) -> str: ...
+    @overload
+    def generate(self, ids: list[str], **options: Unpack[IdArguments]) -> list[str]: ...
+    def generate(self, ids: Any = None, prefix: Ids | None = None, **options: Any) -> Any:
+        """Return the new token ids of each input's best output; of text its continuation or translation.
 
         Arguments as for `decoding.search.search`; for a multilingual model also `source_language` and
         `target_language`, codes of its own, e.g. "deu_Latn" (`generation.json`).
         """
         from mlx_transformer.decoding.search import generate
 
-        return self._searched(generate, ids, prefix, {**options})
+        if isinstance(ids, str) or (isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], str)):
+            continues = self.config.architecture == "decoder"
+            return (self.complete if continues else self.translate)(ids, **options)  # type: ignore[call-overload]
+        return self._searched(generate, ids, prefix, {**options})  # pyright: ignore[reportArgumentType]
 
     def search(
         self, ids: Ids | None = None, prefix: Ids | None = None, **options: Unpack[IdArguments]
@@ -249,11 +259,18 @@ class TextVerbs:
     def score(self, lines: list[str], translations: list[str]) -> list[float]: ...
     def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
         """Return the log-probability of a line's translation, summed over its tokens and the end token; a list for
-        lists."""
-        from .likelihood import score
-
-        scores = score(self.translator.tokenizer, self.log_probabilities, lines, translations)
+        lists. Of a decoder that of the text which follows a prompt, without an end."""
+        sources, targets = zip(*self.pair_ids(lines, translations), strict=True)
+        scores = [math.fsum(values.tolist()) for values in self.log_probabilities([*sources], [*targets])]
         return scores[0] if isinstance(lines, str) else scores
+
+    def pair_ids(self, lines: str | Sequence[str], texts: str | Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids that `score` compares; see `generation.likelihood.pair_ids`."""
+        from .likelihood import pair_ids
+
+        continues = self.config.architecture == "decoder"
+        tokenizer = self._decoders("score") if continues else self.translator.tokenizer
+        return pair_ids(tokenizer, lines, texts, continues)
 
     def stream_ids(
         self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Unpack[StreamArguments]
@@ -327,6 +344,23 @@ class TextVerbs:
 
         outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
         return outputs[0] if isinstance(prompts, str) else outputs
+
+    def completions(
+        self, prompts: Sequence[str], *, stop: Sequence[str] = (), scored: bool = False, **options: Unpack[IdArguments]
+    ) -> list[dict[str, Any]]:
+        """Return the continuation of each prompt as {"text": ...}. scored: also "tokens" and "token_log_p", the model's
+        own log-probabilities of the new tokens, whatever rules and temperature chose them."""
+        from .stream import ended, prompt_ids
+
+        tokenizer = self._decoders("generate")
+        ids = prompt_ids(tokenizer, prompts)
+        outputs = self.generate(ids, **options)
+        found: list[dict[str, Any]] = [{"text": text} for text in ended(tokenizer, outputs, stop)]
+        written = [i for i, output in enumerate(outputs) if scored and output]
+        values = self.log_probabilities([ids[i] for i in written], [outputs[i] for i in written]) if written else []
+        for i, log_p in zip(written, values, strict=True):
+            found[i] |= {"tokens": [tokenizer.token(id) for id in outputs[i]], "token_log_p": log_p.tolist()}
+        return found
 
     @overload
     def fill(self, lines: str, top_k: int = 5) -> list[list[Filling]]: ...  # type: ignore[overload-overlap]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import sys
 
+import numpy as np
 import pytest
 from chat_templates import CONVERSATIONS, TEMPLATES, TOKENS
 from makers_tokenizers import makers_json
@@ -88,6 +90,49 @@ def test_an_answer_has_room_up_to_the_model_s_positions(models):
         assert limit + len(model.chat_ids(HELLO)) == CONFIG.max_positions + 1
     with pytest.raises(UserError, match="tokens, the model takes at most 256"):
         models[-1].chat([{"role": "user", "content": "a " * 400}])
+
+
+def test_text_is_scored_and_continued(models, folder, tmp_path, capsys):
+    """The log-probability of what follows a prompt, cut into tokens with it; behind nothing, of a whole text."""
+    prompts, texts = ["the cat s", "", "a"], ["at on the mat", "the cat", " b"]
+    (tmp_path / "prompts").write_text("".join(f"{line}\n" for line in prompts))
+    (tmp_path / "texts").write_text("".join(f"{line}\n" for line in texts))
+    tokenizer = models[0].tokenizer
+    rows = [tokenizer.encode(prompt + text) for prompt, text in zip(prompts, texts, strict=True)]
+    z = np.asarray(models[0].token_logits([[376, *rows[1][:-1]]]))[0].astype(np.float64)
+    z = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    for model in models:
+        pairs = model.pair_ids(prompts, texts)
+        assert [[*source, *target][-len(row) :] for (source, target), row in zip(pairs, rows, strict=True)] == rows
+        assert pairs[1] == ([376], rows[1])
+        scores = model.score(prompts, texts)
+        assert scores[1] == pytest.approx(z[np.arange(len(rows[1])), rows[1]].sum(), abs=1e-4)
+        assert model.generate("the cat", max_new_tokens=4) == model.complete("the cat", max_new_tokens=4)
+        assert model.generate(["the cat"], max_new_tokens=4) == [model.complete("the cat", max_new_tokens=4)]
+        [found] = model.completions(["the cat"], scored=True, max_new_tokens=4, sample=True, seed=1)
+        [ids] = model.generate([tokenizer.encode("the cat")], max_new_tokens=4, sample=True, seed=1)
+        [values] = model.log_probabilities([tokenizer.encode("the cat")], [ids])
+        assert found["tokens"] == [tokenizer.token(id) for id in ids]
+        assert found["token_log_p"] == pytest.approx(values)
+        assert found["text"] == tokenizer.decode(ids)
+    with pytest.raises(UserError, match="pair 1: its text has no token that follows"):
+        models[0].score("a", "")
+    for name in ("ours", "onnx"):
+        main(
+            ["score", str(folder / name), "--source", str(tmp_path / "prompts"), "--reference", str(tmp_path / "texts")]
+        )
+        lines = capsys.readouterr().out.splitlines()
+        assert [float(line.split("\t")[0]) for line in lines] == pytest.approx(scores, abs=1e-3)
+
+
+def test_a_template_s_digest_is_shown(folder, capsys):
+    """It may hide instructions: it is as much the model as its weights."""
+    digest = hashlib.sha256(QWEN.encode()).hexdigest()
+    assert ChatTemplates({"default": QWEN}).digest == digest
+    for name in ("ours", "onnx", "again"):
+        assert f"| `chat_template.jinja` | SHA-256 {digest} |" in (folder / name / "README.md").read_text()
+        main(["info", str(folder / name)])
+        assert "default, tool_use: SHA-256" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("place", ["file", "files", "text", "list", "processor", "none"])
