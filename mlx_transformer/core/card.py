@@ -124,8 +124,8 @@ KINDS = {
     "token-classes": Kind("encoder alone, classes of tokens", "token-classification", 'model.tag("A sentence.")'),
     "spans": Kind("encoder alone, answers in a text", "question-answering", 'model.answer("A question?", "A text.")'),
 }
-"""Keys are architectures and, for encoder-only models, kinds of heads or "embedding"; of decoders with a template "chat". An
-empty `text` means that the model takes only ids."""
+"""Keys are architectures and, for encoder-only models, kinds of heads or "embedding"; of decoders with a template
+"chat". An empty `text` means that the model takes only ids."""
 SENTENCE_TRANSFORMERS = "modules.json"
 WEIGHTS = (".safetensors", ".onnx", ".onnx_data", ".npz", ".bin")
 
