@@ -159,7 +159,7 @@ COMPUTED = {
     "query_key_norm": (False,),
     "decoder_self_attention": ("attention",),
 }
-UNKNOWN = ("window", "query_key_norm_place", "token_types", "head", "decoder", "layer_pattern")
+UNKNOWN = ("window", "residual_scale", "query_key_norm_place", "token_types", "head", "decoder", "layer_pattern")
 """Fields supported by live/twin.js only at their defaults."""
 OF_HEAD = ("head.head_proj", "head", "logits")
 WHOLE = ("pooled", "classes", "spans")

@@ -7,6 +7,8 @@ Shapes: B batch, S source, T target, L either, D model.
     sandwich                 x = x + Norm(Sublayer(Norm(x)))
     after                    x = x + Norm(Sublayer(x))
 
+With residual_scale s every + is + s *.
+
 A tap observes tensors at named points of a forward pass. In a graph it gives the value this name, which costs nothing.
 The MLX side and the reference use the same names:
 
@@ -55,6 +57,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
+        self.scale = config.residual_scale
         self.pre_norm = config.norm_placement in ("pre", "sandwich")
 
     def add_norms(self, config: TransformerConfig, name: str, bare: bool = False) -> None:
@@ -68,6 +71,7 @@ class Layer(nn.Module):
         norm, post_norm = getattr(self, f"{name}_norm"), getattr(self, f"{name}_post_norm")
         y = sublayer(norm(op, x) if norm is not None and self.pre_norm else x)
         y = y if post_norm is None else post_norm(op, y)
+        y = y if self.scale is None else op.Mul(y, self.scale)
         x = op.Add(x, y)
         return x if norm is None or self.pre_norm else norm(op, x)
 

@@ -85,7 +85,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
-YOUNGER += ("embedding_scale", "query_key_norm_place", "rotary_width", "rotary_scaling")
+YOUNGER += ("embedding_scale", "residual_scale", "query_key_norm_place", "rotary_width", "rotary_scaling")
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -184,6 +184,8 @@ class TransformerConfig:
     """Kind of norm."""
     norm_bias: bool = True
     """Bias of layernorm; rmsnorm has none."""
+    residual_scale: Scale | None = None
+    """Factor of each sub-layer's output in the sum, x + residual_scale * Sublayer(x), as in Granite; unset: none."""
     first_norm: bool = True
     """Norm before the first layer's attention, with norm_placement "pre"; ModernBERT has none there."""
     norm_epsilon: Epsilon = 1e-5

@@ -7,6 +7,8 @@ Shapes: B batch, S source, T target, L either, D model.
     sandwich                 x = x + Norm(Sublayer(Norm(x)))
     after                    x = x + Norm(Sublayer(x))
 
+With residual_scale s every + is + s *.
+
 A tap observes tensors at named points of a forward pass. The ONNX graphs and the reference use the same names:
 
 encoder.embedding   encoder.layers.0.self_attention   encoder.layers.0.feed_forward   encoder.layers.0   encoder.norm
@@ -54,6 +56,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
+        self.scale = config.residual_scale
         self.pre_norm = config.norm_placement in ("pre", "sandwich")
         self.dropout = Dropout(config.dropout)
 
@@ -68,6 +71,7 @@ class Layer(nn.Module):
         norm, post_norm = getattr(self, f"{name}_norm"), getattr(self, f"{name}_post_norm")
         y = sublayer(norm(x) if norm is not None and self.pre_norm else x)
         y = y if post_norm is None else post_norm(y)
+        y = y if self.scale is None else y * self.scale
         x = x + self.dropout(y)
         return x if norm is None or self.pre_norm else norm(x)
 

@@ -57,6 +57,7 @@ class TrainArguments(TypedDict, total=False):
     norm_placement: Literal["post", "pre", "sandwich", "after"]
     norm: Literal["layernorm", "rmsnorm"]
     norm_bias: bool
+    residual_scale: float | None
     first_norm: bool
     norm_epsilon: float
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"]

@@ -41,11 +41,13 @@ NAMED = {
         feed_forward_bias=False,
         attention_output_bias=True,
         norm_placement="after",
+        residual_scale=0.4,
         scale_embeddings=False,
     ),
     "untied": dict(
         tie_embeddings="none",
         output_bias=True,
+        residual_scale=1.5,
         positions="none",
         norm_placement="pre",
         attention_scale=0.5,

@@ -22,7 +22,8 @@ CONFIGS = {
     "relative": TransformerConfig(**SIZES, positions="relative", relative_buckets=8, relative_distance=9),
     "normed embedding": TransformerConfig(**SIZES, embedding_norm=True, positions="learned", logit_cap=3.0),
     "normed heads": TransformerConfig(
-        **SIZES, query_key_norm=True, positions="rotary", norm_placement="sandwich", embedding_scale=5.5
+        **SIZES, query_key_norm=True, positions="rotary", norm_placement="sandwich", embedding_scale=5.5,
+        residual_scale=0.25,
     ),
     "scaled": TransformerConfig(
         **SIZES, norm_placement="pre", norm="rmsnorm", positions="relative", activation="gelu_tanh", gated=True,

@@ -130,6 +130,10 @@ ONNX = {
         node("Add", f"{e1}/Add", lambda n: n.input.__setitem__(1, f"{E1}.self_attention")), model="normed heads",
         tap=f"{E1}.feed_forward", culprit="residual connection",
     ),
+    "one sub-layer's output not scaled": Mutation(
+        constant(0.25, 1.0, f"{e1}/Mul_"), model="normed heads",
+        tap=f"{E1}.feed_forward", culprit="residual connection", attribute=f"encoder_model: {e1}/Mul",
+    ),
     "residual from the wrong layer": Mutation(
         reads(f"{e1}/Add", E0, "encoder.embedding"), tap=f"{E1}.feed_forward", culprit="residual connection"
     ),

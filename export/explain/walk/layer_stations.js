@@ -13,12 +13,13 @@ function addAndNorm(v, part) {
   const out = behind ? `${name}_post_norm` : name;
   const [x, z] = [pass.row(stream, i), pass.has(out) ? pass.row(out, i) : null];
   const c = v.c % shape.d;
+  const factor = pass.config.residual_scale;
   const total = pass.row(summed, i);
   const off = v.off.residual ? '<p class="off">Residuals are switched off: X is not added.</p>' : '';
   const adding = off + strip('X, what went in', x, { point: stream, index: i, lit: c })
     + (z ? strip(behind ? 'Z, its norm' : 'Z, what came out', z, { point: out, index: i, lit: c }) : '')
-    + strip(v.off.residual ? 'Z alone' : 'X + Z', total, { point: summed, index: i, lit: c })
-    + (z ? `<p class="cell">column ${c}: ${v.off.residual ? '' : `${number(x[c], stream, `${i},${c}`)} + `}${number(z[c], out, `${i},${c}`)} = ${number(total[c], summed, `${i},${c}`)}</p>` : '');
+    + strip(v.off.residual ? 'Z alone' : factor ? `X + ${factor} Z` : 'X + Z', total, { point: summed, index: i, lit: c })
+    + (z ? `<p class="cell">column ${c}: ${v.off.residual ? '' : `${number(x[c], stream, `${i},${c}`)} + `}${factor ? `${factor} × ` : ''}${number(z[c], out, `${i},${c}`)} = ${number(total[c], summed, `${i},${c}`)}</p>` : '');
   const norming = pass.has(normed) ? normSteps(v, shape.post ? total : x, normed, c) : '';
   const between = behind && pass.has(name) ? normSteps(v, pass.row(name, i), out, c) : '';
   return shape.post ? adding + norming : norming + between + adding;

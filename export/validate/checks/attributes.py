@@ -5,6 +5,7 @@ another large number for a mask's -1e9 changes results less than float32's round
 input's variance happens to be small.) So every graph of a package is read, also graphs outside the full pass. These
 constants are allowed:
 
+    Mul of a sub-layer's output                 the config's residual scale
     Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
     Mul of the embedding and of the logits      sqrt(d_model), the config's scales
     Div and Mul of the logits' bound            the config's cap
@@ -184,6 +185,7 @@ def _float32(value: float) -> float:
 
 
 PLACE = re.compile(r"(?:phases/steps/)?(?:(?P<stack>encoder|decoder)/)?(?:.*/)?(?P<module>[a-z_]+)/[A-Za-z_]+_?\d*$")
+SCALES_SUBLAYER = re.compile(r"(?:phases/steps/)?(?:encoder|decoder)/layers\.\d+/Mul_[a-z_]*\d*$")
 UNSCOPED = re.compile(r"(?:phases/steps/)?[A-Za-z_]+_node_\d+$")
 LOWERED = re.compile(r"_node_\d+/")
 """In the names of nodes that replace another node in a lower precision."""
@@ -266,6 +268,8 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
             return 0.0, HIDDEN, half.HIDDEN, OWN_KEY
         factors = (config.embedding_factor, config.logit_scale or 1.0, *_scales(config, None))
         return {"Mul": factors, "Max": (1.0,)}.get(node.op_type, ())  # Max: at least 1 token
+    if SCALES_SUBLAYER.match(node.name) and config.residual_scale is not None:
+        return (config.residual_scale,)
     place = PLACE.match(node.name)
     if place is None:
         return ()
@@ -300,7 +304,7 @@ def _is_judged(node: onnx.NodeProto, searches: bool, parameters: Container[str])
         return False
     place = PLACE.match(node.name)
     of_network = place is not None and (place["stack"] is not None or place["module"] == CAP)
-    return of_network or not searches
+    return of_network or SCALES_SUBLAYER.match(node.name) is not None or not searches
 
 
 def _scales(config: TransformerConfig, stack: Any) -> tuple[float, ...]:

@@ -52,7 +52,8 @@ def _value(wiring: Wiring, point: str) -> str | None:
     if last == "residual":
         layer = scope.rsplit("/", 2)[0]
         added = [wiring.last(f"{scope.rpartition('/')[0]}_post_norm") or place, place]
-        readers = (n for value in added for n in wiring.readers(value) if n.name.startswith(f"{layer}/Add"))
+        scaled = [n.output[0] for value in added for n in wiring.readers(value) if n.name.startswith(f"{layer}/Mul")]
+        readers = (n for value in scaled + added for n in wiring.readers(value) if n.name.startswith(f"{layer}/Add"))
         return next((n.output[0] for n in readers if n.op_type == "Add"), None)
     if place.endswith(".embedding"):
         return _embedding(wiring, place, last)

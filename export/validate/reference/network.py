@@ -428,7 +428,8 @@ class Reference:
         y = observe_tap(tap, name, sublayer(before))
         if placement in ("sandwich", "after"):
             y = observe(f"{name}_post_norm", self._norm(f"{name}_post_norm", y))
-        z = observe(f"{name}.residual", x + y)
+        scale = 1.0 if self.config.residual_scale is None else float(np.float32(self.config.residual_scale))
+        z = observe(f"{name}.residual", x + scale * y)  # Granite's residual_multiplier
         return observe(f"{name}_norm", self._norm(f"{name}_norm", z)) if placement == "post" else z
 
     def _before(self, name: str, x: Array, observe: Observe) -> Array:

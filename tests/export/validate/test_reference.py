@@ -243,6 +243,14 @@ def test_embedding_scale_takes_the_place_of_the_root_of_d_model() -> None:
     np.testing.assert_allclose(own.embed("embedding.weight", "encoder", ids, ids, None), 2.5 * rows, rtol=1e-12)
 
 
+def test_residual_scale_multiplies_what_is_added() -> None:
+    x, name = RNG(5).standard_normal((1, 3, 16)), "encoder.layers.0.feed_forward"
+    plain, scaled = (
+        make(norm_placement="pre", residual_scale=scale).sublayer(name, x, np.tanh, None) for scale in (None, 0.25)
+    )
+    np.testing.assert_allclose(scaled - x, (plain - x) / 4, rtol=1e-9)
+
+
 def test_logit_cap_bounds_what_the_classifier_gives() -> None:
     ids = RNG(6).integers(3, 17, (2, 5))
     plain, capped = make(output_bias=True, logit_scale=0.25), make(output_bias=True, logit_scale=0.25, logit_cap=0.25)
