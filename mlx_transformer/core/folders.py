@@ -36,7 +36,7 @@ MARIAN_FILES = (".npz", ".bin")
 IMPORTED = (
     *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
     *("umt5", "xlm-roberta", "gpt2", "llama", "mistral", "qwen2", "qwen3"),
-    *("hunyuan_v1_dense",),
+    *("hunyuan_v1_dense", "smollm3", "phi3"),
 )
 """Every model_type that `families/table.py` imports; copied here, as core may not import families."""
 

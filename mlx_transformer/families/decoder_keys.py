@@ -191,8 +191,8 @@ def _attention_factor(kind: str, table: Values, numbers: Values, fields: Values)
         return 1.0
     if kind == "longrope":
         return math.sqrt(1 + math.log(factor) / math.log(length))
-    scales = [table.get(key) for key in ("mscale", "mscale_all_dim")]
-    first, second = scales if all(scales) else (1, 0)
+    first, second = table.get("mscale") or 0, table.get("mscale_all_dim") or 0
+    first, second = (first, second) if first and second else (1, 0)
     return (0.1 * first * math.log(factor) + 1) / (0.1 * second * math.log(factor) + 1)
 
 

@@ -10,19 +10,20 @@ from .distilbert import DISTILBERT
 from .engine import Family, differences
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from .llama_like import HUNYUAN
+from .llama_like import HUNYUAN, SMOLLM3
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
 from .modernbert import MODERNBERT
 from .mt5 import MT5
 from .pegasus import PEGASUS
+from .phi3 import PHI3
 from .roberta import ROBERTA, XLM_ROBERTA
 from .t5 import T5
 from .umt5 import UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
-MODELS += (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, HUNYUAN)
+MODELS += (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, HUNYUAN, SMOLLM3, PHI3)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: family}, e.g. "bart"."""
 

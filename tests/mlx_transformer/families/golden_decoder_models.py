@@ -14,6 +14,9 @@ HUNYUAN = {**LLAMA, "model_type": "hunyuan_v1_dense", "head_dim": 6}
 LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=16)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8)
+SMOLLM3 = {**LLAMA, "model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
+PHI3 = {**LLAMA, "model_type": "phi3", "hidden_size": 24, "original_max_position_embeddings": 32}
+LONG = dict(type="longrope", short_factor=[1.0, 1.5], long_factor=[3.0, 7.0])
 
 MODELS = {
     "gpt2": GPT2,
@@ -44,4 +47,17 @@ MODELS = {
     | dict(attention_bias=True, tie_word_embeddings=True),
     "hunyuan-wide": {**HUNYUAN, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 18}
     | dict(num_hidden_layers=3, rms_norm_eps=1e-2, rope_theta=300.0),
+    "mistral-window": {**MISTRAL, "sliding_window": 5, "num_hidden_layers": 3},
+    "qwen2-window": {**QWEN2, "sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
+    | dict(num_hidden_layers=3),
+    "qwen3-window": {**QWEN3, "sliding_window": 3, "use_sliding_window": True, "num_hidden_layers": 3}
+    | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    "smollm3": SMOLLM3,
+    "smollm3-fourth": {**SMOLLM3, "num_hidden_layers": 5, "no_rope_layers": None, "attention_bias": True},
+    "smollm3-window": {**SMOLLM3, "use_sliding_window": True, "sliding_window": 6, "tie_word_embeddings": False},
+    "phi3": {**PHI3, "sliding_window": 7},
+    "phi3-long": {**PHI3, "rope_scaling": LONG, "num_attention_heads": 6, "num_key_value_heads": 2}
+    | dict(original_max_position_embeddings=26, max_position_embeddings=72),
+    "phi4-mini": {**PHI3, "partial_rotary_factor": 0.75, "tie_word_embeddings": True, "num_key_value_heads": 3}
+    | dict(num_attention_heads=3, num_hidden_layers=3),
 }

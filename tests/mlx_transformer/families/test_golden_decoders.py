@@ -166,6 +166,11 @@ WRONG: dict[str, tuple[str, dict]] = {
     "alpha left out": ("hunyuan-alpha", dict(rotary_base=10000.0)),
     "norms before the rotation": ("hunyuan", dict(query_key_norm_place="before")),
     "norms after the rotation": ("qwen3", dict(query_key_norm_place="after")),
+    "a window of one key more": ("mistral-window", dict(window=6)),
+    "a window of one key less": ("mistral-window", dict(window=4)),
+    "windows in other layers": ("qwen2-window", dict(layer_pattern=[{"window": 4}])),
+    "rotation in all layers": ("smollm3", dict(layer_pattern=[])),
+    "all of a head turned": ("phi4-mini", dict(rotary_width=None)),
     "no norm of queries and keys": ("qwen3", dict(query_key_norm=False)),
 }
 
