@@ -30,10 +30,10 @@ Quantized = nn.QuantizedLinear | nn.QuantizedEmbedding
 L = TypeVar("L", bound=nn.Module)
 
 
-def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
+def use_quantized_layers(model: nn.Module, quantization: Quantization, dtype: mx.Dtype = mx.float32) -> None:
     """Replace each layer whose weight is in `quantization` by MLX's quantised layer, its values rounded.
 
-    Those that MLX can't run stay as they are.
+    Those that MLX can't run stay as they are. dtype: of the vectors of short floats.
     """
 
     def scheme_of(path: str, module: nn.Module) -> bool | dict[str, object]:
@@ -42,18 +42,24 @@ def use_quantized_layers(model: nn.Module, quantization: Quantization) -> None:
 
     nn.quantize(model, class_predicate=scheme_of)
     tables = {path: m for path, m in model.named_modules() if isinstance(m, nn.QuantizedEmbedding) and m.biases is None}
-    put_layers(model, {path: recast(table, ShortFloats) for path, table in tables.items()})
+    for path, table in tables.items():
+        layer = recast(table, ShortFloats)
+        layer.dtype = dtype
+        put_layers(model, {path: layer})
 
 
 class ShortFloats(nn.QuantizedEmbedding):
-    """An embedding of short floats with float32 vectors. MLX's own has bfloat16, and its trace can't be exported."""
+    """An embedding of short floats with vectors of type `dtype`. MLX's own has bfloat16, and its trace can't be
+    exported."""
+
+    dtype: mx.Dtype
 
     def __call__(self, ids: mx.array) -> mx.array:
         values, scales = map(mx.array, scheme_of(self).levels)
         octets = mx.view(self.weight[ids], mx.uint8)
         q = octets if self.bits == 8 else mx.flatten(mx.stack([octets & 15, octets >> 4], axis=-1), -2)
         grouped = mx.unflatten(values[q], -1, (-1, self.group_size))  # (..., G, group_size)
-        return mx.flatten(grouped * scales[self.scales[ids]][..., None], -2)
+        return mx.flatten(grouped * scales[self.scales[ids]][..., None], -2).astype(self.dtype)
 
 
 def quantization_of(model: nn.Module) -> dict[str, Scheme]:

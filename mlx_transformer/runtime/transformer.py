@@ -122,7 +122,7 @@ class Transformer(nn.Transformer, TextVerbs):
     ) -> Transformer:
         model = cls(config)  # MLX is lazy: the fresh weights are never computed
         if quantization:
-            use_quantized_layers(model, quantization)
+            use_quantized_layers(model, quantization, getattr(mx, precision or "float32"))
         arrays = widened(weights, quantization or {})
         model.load_weights([(name, _converted(name, x, config, precision)) for name, x in arrays], strict=True)
         model.eval()

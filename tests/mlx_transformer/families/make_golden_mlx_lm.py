@@ -43,6 +43,7 @@ def mixed(path: str, module) -> bool | dict:
 
 MODELS = {
     "llama-4": (LLAMA, dict(group_size=32, bits=4)),
+    "llama-half": (LLAMA, dict(group_size=32, bits=4, mode="mxfp4", dtype=mx.bfloat16)),
     "llama-mixed": (LLAMA, dict(group_size=32, bits=4, quant_predicate=mixed)),
     "llama-nvfp4": (LLAMA, dict(group_size=16, bits=4, mode="nvfp4")),
     "qwen3-3": (QWEN3, dict(group_size=32, bits=3)),
@@ -85,6 +86,8 @@ def make_model(folder: Path, config: dict, how: dict | None) -> None:
         model.sanitize({})  # which ties its classifier
     random_parameters(model, seed=3)
     if how is not None:
+        how = dict(how)
+        model.set_dtype(how.pop("dtype", mx.float32))
         model, config = quantize_model(model, config, **{"mode": "affine", **how})
     save_model(folder, model)
     save_config(config, folder / "config.json")
