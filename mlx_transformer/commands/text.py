@@ -128,6 +128,9 @@ def generate(
     *,
     stop: Annotated[list[str] | None, Option(help="End the text before this word; repeat it for several.")] = None,
     json: Annotated[bool, Option("--json", help="Write each prompt and its continuation as JSON.")] = False,
+    control_tokens: Annotated[
+        bool, Option("--control-tokens", help="A prompt's <|im_start|> and the like are control tokens, not text.")
+    ] = False,
     log_probabilities: Annotated[
         bool, Option("--log-probabilities", help="Write the new tokens too, as JSON, with their log-probabilities.")
     ] = False,
@@ -135,7 +138,8 @@ def generate(
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Continue a prompt with a decoder-only model; text is written while it is decoded."""
-    options = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
+    options: dict[str, Any] = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
+    options |= {"control_tokens": True} if control_tokens else {}
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
     if json or log_probabilities:

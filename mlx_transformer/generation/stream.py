@@ -163,16 +163,18 @@ def complete(
     prompts: str | Sequence[str],
     *,
     stop: Sequence[str] = (),
+    control_tokens: bool = False,
     **options: Any,
 ) -> list[str]:
     """Return the continuation of each prompt (a prompt may be empty), cut before the first of the words in `stop`.
 
-    generate: (ids, **options) -> new ids of each row. options: the fields of `Options`. Raises `UserError` for a prompt
-    that leaves no room in the model, and for wrong options.
+    generate: (ids, **options) -> new ids of each row. control_tokens: a prompt's spellings of control tokens, e.g.
+    <|im_start|>, are the tokens, not text. options: the fields of `Options`. Raises `UserError` for a prompt that
+    leaves no room in the model, and for wrong options.
     """
     check_single(options, "complete", "search")
     check_stop(stop)
-    return ended(tokenizer, generate(prompt_ids(tokenizer, prompts), **options), stop)
+    return ended(tokenizer, generate(prompt_ids(tokenizer, prompts, control_tokens), **options), stop)
 
 
 def ended(tokenizer: Tokenizer, outputs: Ids, stop: Sequence[str]) -> list[str]:
@@ -182,14 +184,19 @@ def ended(tokenizer: Tokenizer, outputs: Ids, stop: Sequence[str]) -> list[str]:
 
 
 def stream_completion(
-    tokenizer: Tokenizer, stream_ids: Callable[..., Iterator[int]], prompt: str, stop: Sequence[str], **options: Any
+    tokenizer: Tokenizer,
+    stream_ids: Callable[..., Iterator[int]],
+    prompt: str,
+    stop: Sequence[str],
+    control_tokens: bool = False,
+    **options: Any,
 ) -> Iterator[str]:
     """Yield the continuation of one prompt in pieces while it is decoded, greedily or sampled.
 
     stream_ids: (ids, **options) -> iterator of new ids.
     """
     check_stop(stop)
-    return stream_answer(tokenizer, stream_ids(prompt_ids(tokenizer, [prompt])[0], **options), stop)
+    return stream_answer(tokenizer, stream_ids(prompt_ids(tokenizer, [prompt], control_tokens)[0], **options), stop)
 
 
 def stream_answer(tokenizer: Tokenizer, new: Iterator[int], stop: Sequence[str]) -> Iterator[str]:
@@ -198,9 +205,9 @@ def stream_answer(tokenizer: Tokenizer, new: Iterator[int], stop: Sequence[str])
     return until(pieces(tokenizer, new), stop)
 
 
-def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str]) -> Ids:
+def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str], control: bool = False) -> Ids:
     """Return the rows of ids to continue (`Tokenizer.prompts`)."""
-    return tokenizer.prompts(as_lines(prompts))
+    return tokenizer.prompts(as_lines(prompts), control)
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

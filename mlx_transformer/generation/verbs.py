@@ -339,21 +339,27 @@ class TextVerbs:
     ) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
         """Continue a prompt, or each prompt of a list, with a decoder-only model, up to the first of the words in
-        `stop`."""
+        `stop`. control_tokens=True: spellings of control tokens in a prompt, e.g. <|im_start|>, are the tokens."""
         from .stream import complete
 
         outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
         return outputs[0] if isinstance(prompts, str) else outputs
 
     def completions(
-        self, prompts: Sequence[str], *, stop: Sequence[str] = (), scored: bool = False, **options: Unpack[IdArguments]
+        self,
+        prompts: Sequence[str],
+        *,
+        stop: Sequence[str] = (),
+        scored: bool = False,
+        control_tokens: bool = False,
+        **options: Unpack[IdArguments],
     ) -> list[dict[str, Any]]:
         """Return the continuation of each prompt as {"text": ...}. scored: also "tokens" and "token_log_p", the model's
         own log-probabilities of the new tokens, whatever rules and temperature chose them."""
         from .stream import ended, prompt_ids
 
         tokenizer = self._decoders("generate")
-        ids = prompt_ids(tokenizer, prompts)
+        ids = prompt_ids(tokenizer, prompts, control_tokens)
         outputs = self.generate(ids, **options)
         found: list[dict[str, Any]] = [{"text": text} for text in ended(tokenizer, outputs, stop)]
         written = [i for i, output in enumerate(outputs) if scored and output]

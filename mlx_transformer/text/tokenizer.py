@@ -251,9 +251,14 @@ class Tokenizer:
                 pass
             raise
 
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+    def prompts(self, texts: Sequence[str], control: bool = False) -> list[list[int]]:
         """Return the rows of ids that a decoder continues: each text's, without an end token, and behind a start token
-        where the vocabulary's texts have one. An empty text is the start token alone."""
+        where the vocabulary's texts have one. An empty text is the start token alone. control: spellings of control
+        tokens are the tokens, and a start token that a text begins with isn't doubled."""
+        if control:
+            plain, (before, _) = [self.encode_control(text) for text in texts], self._ends
+            start = before if self.is_makers else [self.bos_id]
+            return [ids if start and ids[: len(start)] == start else [*start, *ids] or [self.bos_id] for ids in plain]
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return [[self.bos_id, *ids[:-1]] for ids in rows]
@@ -273,15 +278,15 @@ class Tokenizer:
         """The spellings of the tokens that stand for no text, such as <|im_end|>."""
         return [token.content for token in added_tokens(self._specification) if token.special]
 
-    def encode_control(self, text: str, mark: str = "", ends: bool = False) -> list[int]:
+    def encode_control(self, text: str, mark: str = "") -> list[int]:
         """Return ids of a text in which the spellings of control tokens are the tokens; but where a mark stands behind
-        their first character they are text, without the mark. ends: with what the vocabulary puts around a text."""
+        their first character they are text, without the mark. Nothing is put around it."""
         backend, ids, nonce = self._control
         places = {token: i for i, token in enumerate(self.control_tokens)}
         pattern = "|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)"
         text = re.sub(pattern, lambda found: f"{nonce}{places[found[0]]}{nonce}", text)
         [plain] = unicode_texts([text.replace(mark, "") if mark else text])
-        return [ids.get(id, id) for id in backend.encode(plain, add_special_tokens=ends).ids]
+        return [ids.get(id, id) for id in backend.encode(plain, add_special_tokens=False).ids]
 
     @cached_property
     def _control(self) -> tuple[tokenizers.Tokenizer, dict[int, int], str]:
@@ -305,7 +310,8 @@ class Tokenizer:
             for i, token in enumerate(tokens)
         ]
         backend.add_tokens(others)
-        ids = {backend.token_to_id(other.content): token.id for other, token in zip(others, tokens, strict=True)}
+        places = backend.get_vocab(with_added_tokens=True)
+        ids = {places[other.content]: token.id for other, token in zip(others, tokens, strict=True)}
         return backend, ids, nonce
 
     @cached_property

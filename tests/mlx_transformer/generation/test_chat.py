@@ -60,6 +60,12 @@ def models(folder):
 def test_every_runtime_and_folder_answers_alike(models):
     tools = CONVERSATIONS["tools"]
     ids = prompt(ChatTemplates({"default": QWEN}), Tokenizer(makers_json("qwen2")), HELLO)
+    text = "<|im_start|>user\nHi<|im_end|>\n"
+    for model in (models[0], models[-1]):
+        rows = {control: model.complete(text, max_new_tokens=5, control_tokens=control) for control in (True, False)}
+        assert rows[True] == "".join(model.stream(text, max_new_tokens=5, control_tokens=True))
+        assert rows[True] == model.completions([text], max_new_tokens=5, control_tokens=True)[0]["text"]
+        assert rows[True] == models[0].complete(text, max_new_tokens=5, control_tokens=True) != rows[False]
     for options in ({"max_new_tokens": 9}, {"sample": True, "seed": 7, "max_new_tokens": 9}, {"beam": 2}):
         answers = {model.chat(HELLO, **options) for model in models}
         assert len(answers) == 1

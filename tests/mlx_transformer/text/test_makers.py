@@ -26,6 +26,7 @@ def test_ids_and_text_are_those_of_transformers(kind):
     tokenizer = Tokenizer(makers_json(kind))
     for text, (split, parsed, decoded, without_control) in zip(hard_texts(kind), GOLDEN[kind], strict=True):
         assert tokenizer.encode(text) == split, text
+        assert tokenizer.prompts([text], control=True)[0] == (parsed or [-1]), text
         assert tokenizer.decode(split) == decoded
         assert tokenizer.decode(parsed) == without_control
 
