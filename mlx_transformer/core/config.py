@@ -225,7 +225,8 @@ class TransformerConfig:
     models; sinusoidal_concat: tensor2tensor's, all sines, then all cosines; relative: T5's, by a table shared by all
     layers of a stack; relative_layers: by a table in each layer, as in umT5."""
     max_positions: Length = 1024
-    """Rows of a learned position table; longest sequence of the exported model. MLX computes sinusoids beyond it."""
+    """Rows of a learned position table; longest sequence of the exported model, and of a decoder alone with rotary
+    positions. Other models' positions are computed beyond it in MLX."""
     first_position: FirstPosition = 0
     """Position of the first token, sinusoids only, e.g. pad_id + 1 in M2M100."""
     rotary_base: Base = 10000.0

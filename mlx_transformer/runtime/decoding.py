@@ -72,7 +72,9 @@ class MlxModel(Model):
         """classifier: for candidate ids; None: logits of the whole vocabulary."""
         self.model, self.config, self.classifier = model, model.config, classifier
         self.arrays = cast(Arrays, MlxArrays())  # a cast, since MLX's arguments have other names
-        self.extends_positions = model.config.positions != "learned"
+        kinds = {layer.positions for layer in model.config.layers("decoder")} if not model.config.has_encoder else set()
+        # A decoder was made for texts up to `max_positions`: rotary angles beyond it would be computed, but not known.
+        self.extends_positions = model.config.positions != "learned" and "rotary" not in kinds
 
     def start(self, sources: Sources) -> tuple[Decoder, mx.array]:
         """Encode the sources and run the start token; decoder-only: run the prompts, padded on the left.

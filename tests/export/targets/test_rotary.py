@@ -12,8 +12,10 @@ import pytest
 from random_models import write_model
 from small_models import DECODER, random_weights
 
+from export import OnnxTransformer
 from export.validate import compare
 from export.validate.reference import Reference
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import rotary_frequencies, rotary_tables
 from mlx_transformer.runtime.transformer import Transformer
@@ -118,6 +120,30 @@ def test_a_row_is_long_by_its_own_length() -> None:
         expected = Reference(same, weights)(ids[:1, :length])
         assert np.array_equal(models[0](ids[:1, :length]), expected)
         np.testing.assert_allclose(np.array(models[1](ids[:1, :length])), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_token_is_that_of_a_full_pass_where_a_text_becomes_long(tmp_path: Path) -> None:
+    """The longest short text has 12 tokens. Beams cross it in `compare`."""
+    config = config_of("longrope")
+    model, onnx = write_model(config, tmp_path, 3)
+    reference = Reference(config, open_checkpoint(model).unread())
+    prompts = [list(range(5, 5 + n)) for n in (7, 11, 12, 13)]
+    never = dict(suppressed=[config.pad_id, config.bos_id, config.eos_id], max_new_tokens=6)
+    for runtime in (Transformer.load(model), OnnxTransformer(onnx)):
+        for prompt, (found,) in zip(prompts, runtime.search(prompts, **never), strict=True):
+            for i, token in enumerate(found.ids):
+                logits = reference([[*prompt, *found.ids[:i]]])[0, -1]
+                assert token == 3 + logits[3:].argmax()
+
+
+def test_a_decoder_ends_at_its_length_in_both_runtimes(tmp_path: Path) -> None:
+    model, onnx = write_model(config_of("linear"), tmp_path, 3)
+    for runtime in (Transformer.load(model), OnnxTransformer(onnx)):
+        assert len(runtime.search([[5] * 25], min_new_tokens=6)[0][0].ids) == 6
+        with pytest.raises(UserError, match="31 tokens, the model takes at most 30"):
+            runtime.search([[5] * 31])
+        with pytest.raises(UserError, match="leaves room for 6 tokens"):
+            runtime.search([[5] * 25], max_new_tokens=7)
 
 
 @pytest.mark.parametrize(
