@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from click.exceptions import Exit
 
-from mlx_transformer.core.folders import Place, check_there
+from mlx_transformer.core.folders import CONFIG, Place, check_there
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.files import check_text
+from mlx_transformer.system.files import check_text, read_object
 
 from .parameters import Argument, Option
 from .settings import Checkpoint, Folder, Force, Model, OutArgument, Reference
@@ -73,9 +73,12 @@ def to_huggingface_command(
 ) -> None:
     """Write a checkpoint in the format of `transformers`, for PyTorch, Optimum and mlx-lm too."""
     from mlx_transformer.convert import pads_either_side, to_huggingface
+    from mlx_transformer.families.mlx_lm import unlike_mlx_lm
 
     written = to_huggingface(checkpoint, out, force=force, mlx_lm=mlx_lm)
     note = "" if pads_either_side(written) else "; pad its inputs on the right"
+    unlike = unlike_mlx_lm(read_object(written / CONFIG)) if mlx_lm else []
+    note += f"; mlx-lm will give other logits: {'; '.join(unlike)}" if unlike else ""
     print(f"{written}: written{note}")
 
 

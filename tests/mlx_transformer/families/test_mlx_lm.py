@@ -22,6 +22,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.families.mlx_lm import unlike_mlx_lm
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
@@ -145,6 +146,33 @@ def test_adapters_that_cannot_be_read(changes, said, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes))
     with pytest.raises(UserError, match=said):
         import_huggingface(file.parent, tmp_path / "model")
+
+
+UNLIKE = {
+    "gpt2-unscaled": ["it has gelu_new for relu", "it scales attention and ties its classifier always"],
+    "gpt2-wide": ["it has gelu_new for gelu", "it can't load an n_inner other than 4 n_embd"],
+    "llama-wide": ["it has silu for gelu"],
+    "phi3-long": ["its longrope has the long factors alone"],
+    "qwen3-biased": ["it can't load attention_bias"],
+    "qwen3-yarn": ["it ignores attention_factor and truncate of yarn"],
+    **{name: ["it knows no sliding_window"] for name in ("mistral-window", "phi3", "qwen2-window", "qwen3-window")},
+}
+"""Of the folders of transformers, those whose logits in mlx-lm 0.32.2 were others, or that it couldn't load."""
+
+
+def test_where_mlx_lm_computes_otherwise(tmp_path, capsys):
+    known = (
+        "gpt2 gpt2-unscaled gpt2-wide hunyuan hunyuan-alpha hunyuan-wide llama llama-biased llama-linear llama-wide "
+        "llama3 mistral mistral-tied mistral-window nemo phi3 phi3-long phi4-mini qwen2 qwen2-tied qwen2-wide "
+        "qwen2-window qwen3 qwen3-biased qwen3-tied qwen3-window qwen3-yarn smollm3 smollm3-fourth smollm3-window"
+    )
+    folders = {name: GOLDEN.with_name("golden_decoders") / name for name in known.split()}
+    configs = {name: json.loads((folder / "config.json").read_text("utf-8")) for name, folder in folders.items()}
+    reasons = {name: unlike_mlx_lm(config) for name, config in configs.items()}
+    assert {name: why for name, why in reasons.items() if why} == UNLIKE
+    import_huggingface(folders["mistral-window"], tmp_path / "model")
+    main(["to-huggingface", str(tmp_path / "model"), str(tmp_path / "theirs"), "--mlx-lm"])
+    assert "mlx-lm will give other logits: it knows no sliding_window" in capsys.readouterr().out
 
 
 def named(config: dict, stored: dict) -> dict[str, dict]:

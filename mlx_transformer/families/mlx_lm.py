@@ -1,0 +1,46 @@
+"""What mlx-lm (0.32.2) computes otherwise than `transformers`, told from a folder's config.json."""
+
+from __future__ import annotations
+
+import math
+
+from .keys import Values
+
+WINDOWS = ("llama", "smollm3", "gemma3_text", "olmo3")
+"""Types with windows there, in the layers that layer_types (Gemma 3: sliding_window_pattern) names."""
+ACTIVATIONS = {"gpt2": "gelu_new", "gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh"}
+ACTIVATIONS |= {"gemma3_text": "gelu_pytorch_tanh"}
+"""The activation, where it isn't silu."""
+
+
+def unlike_mlx_lm(config: Values) -> list[str]:
+    """Why mlx-lm's outputs for a folder with this config.json differ from those of `transformers`; [] if they don't.
+
+    E.g. ["it knows no sliding_window"].
+    """
+    kind = str(config.get("model_type"))
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    turned = rope.get("rope_type", rope.get("type"))
+    names = ("activation_function", "hidden_activation", "hidden_act")
+    act = next((config[name] for name in names if config.get(name)), "silu")
+    width, half = config.get("hidden_size", 1), config.get("dtype", config.get("torch_dtype")) == "bfloat16"
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    layers = config.get("layer_types") or (["sliding_attention"] if slides else [])
+    usual = 1 + 0.1 * math.log(max(1, rope.get("factor") or 1))
+    checks = {
+        f"it has {ACTIVATIONS.get(kind, 'silu')} for {act}": act != ACTIVATIONS.get(kind, "silu"),
+        "it knows no sliding_window": kind not in WINDOWS and bool(slides) and "sliding_attention" in layers,
+        "it can't load layers that all have windows": kind in WINDOWS[:2] and slides and "full_attention" not in layers,
+        "it ignores attention_factor and truncate of yarn": turned == "yarn"
+        and not (rope.get("truncate", True) and math.isclose(rope.get("attention_factor") or usual, usual)),
+        "its longrope has the long factors alone": turned == "longrope",
+        "it can't load attention_bias": kind == "qwen3" and config.get("attention_bias"),
+        "it scales attention and ties its classifier always": kind == "gpt2"
+        and not (config.get("scale_attn_weights", True) and config.get("tie_word_embeddings", True)),
+        "it can't load an n_inner other than 4 n_embd": kind == "gpt2"
+        and config.get("n_inner") not in (None, 4 * config.get("n_embd", 0)),
+        "it rounds the factor of embeddings to bfloat16": kind == "gemma3_text"
+        and not half
+        and not (width**0.5).is_integer(),
+    }
+    return [reason for reason, holds in checks.items() if holds]
