@@ -159,7 +159,8 @@ COMPUTED = {
     "query_key_norm": (False,),
     "decoder_self_attention": ("attention",),
 }
-UNKNOWN = ("window", "residual_scale", "query_key_norm_place", "token_types", "head", "decoder", "layer_pattern")
+UNKNOWN = ("window", "score_cap", "residual_scale", "query_key_norm_place", "token_types", "head", "decoder")
+UNKNOWN += ("layer_pattern",)
 """Fields supported by live/twin.js only at their defaults."""
 OF_HEAD = ("head.head_proj", "head", "logits")
 WHOLE = ("pooled", "classes", "spans")
@@ -297,7 +298,8 @@ def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[s
         if point == "queries" and f"{part}.keys" in values:
             keys = values[f"{part}.keys"].repeat(len(value) // len(values[f"{part}.keys"]), axis=0)
             scale = config.attention_scale or 1 / np.sqrt(value.shape[-1])
-            arrays[f"{part}.scores"] = value @ keys.swapaxes(1, 2) * np.float32(scale)
+            scores, cap = value @ keys.swapaxes(1, 2) * np.float32(scale), config.at(part).score_cap
+            arrays[f"{part}.scores"] = scores if cap is None else cap * np.tanh(scores / np.float32(cap))
     return {name: value for name, value in arrays.items() if name not in values}
 
 

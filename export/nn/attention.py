@@ -18,7 +18,7 @@ from .marks import extent
 from .masks import Mask
 from .norms import RMSNorm
 from .positions import Rotation, rotate
-from .primitives import Linear, Op, scoped
+from .primitives import Linear, Op, scope, scoped
 
 
 class Attention(nn.Module):
@@ -34,6 +34,7 @@ class Attention(nn.Module):
         self.key_value_heads = config.key_value_heads
         self.scale = 1 / math.sqrt(config.d_k) if config.attention_scale is None else config.attention_scale
         bias = config.attention_bias
+        self.score_cap = config.score_cap
         self.query_proj = Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = Linear(config.d_model, config.key_value_heads * config.d_v, bias)
@@ -100,7 +101,7 @@ class Attention(nn.Module):
         """
         if past is not None:
             k, v = past.extend(op, k, v)
-        return attention(op, q, k, v, mask, self.scale)
+        return attention(op, q, k, v, mask, self.scale, self.score_cap)
 
     @scoped
     def weights(
@@ -116,26 +117,42 @@ class Attention(nn.Module):
 
         `attend` adds the same nodes; equal nodes of a graph are merged, so nothing is computed twice.
         """
-        return attention_weights(op, self.queries(op, x, rotation, rows), k, mask, self.scale)
+        return attention_weights(op, self.queries(op, x, rotation, rows), k, mask, self.scale, self.score_cap)
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]
 """Makes an attention module from a config: `Attention`, or a subclass of it, e.g. `CpuAttention`."""
 
 
-def attention(op: Op, q: ir.Value, k: ir.Value, v: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
+def attention(
+    op: Op,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    mask: Mask = None,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> ir.Value:
     """softmax(Q K^T / sqrt(d_k)) V (equation 1); returns (B, H, T, d_v).
 
-    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k). cap: see `attention_weights`.
     """
-    weights = attention_weights(op, q, k, mask, scale)  # (B, H, T, S)
+    weights = attention_weights(op, q, k, mask, scale, cap)  # (B, H, T, S)
     return matmul_shared_heads(op, weights, v)  # (B, H, T, d_v)
 
 
-def attention_weights(op: Op, q: ir.Value, k: ir.Value, mask: Mask = None, scale: float | None = None) -> ir.Value:
-    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked."""
+def attention_weights(
+    op: Op, q: ir.Value, k: ir.Value, mask: Mask = None, scale: float | None = None, cap: float | None = None
+) -> ir.Value:
+    """softmax(Q K^T / sqrt(d_k)): (B, H, T, S), exactly 0 where masked.
+
+    cap: bound of the scores, applied before the mask, which therefore still hides its keys (Gemma Team 2024).
+    """
     q = op.Mul(q, 1 / math.sqrt(extent(q, 3)) if scale is None else scale)
     scores = matmul_shared_heads(op, q, op.Transpose(k, perm=[0, 1, 3, 2]))  # (B, H, T, S)
+    if cap is not None:
+        with scope(op, "score_cap", "Cap"):
+            scores = op.Mul(op.Tanh(op.Div(scores, cap)), cap)
     if mask is not None:
         scores = op.Add(scores, mask)
     return op.Softmax(scores, axis=-1)

@@ -95,8 +95,10 @@ HEADS = ("queries", "keys", "values")
 def operation(point: str, config: TransformerConfig) -> str:
     """Name the operation behind a point in words, e.g. "query projection"."""
     last = point.rpartition(".")[2]
-    if last == "scores" and (scale := config.at(point).attention_scale) is not None:
-        return f"scores: Q K^T times {scale:g}"
+    if last == "scores":
+        scale, cap = config.at(point).attention_scale, config.at(point).score_cap
+        scores = OPERATIONS[last] if scale is None else f"scores: Q K^T times {scale:g}"
+        return scores if cap is None else f"{scores}, bounded by {cap:g}"
     if last == "self_attention" and point.startswith("decoder.") and config.recurrent:
         return "ReLU of the states"
     if last == "head" and not config.head.norm:

@@ -85,7 +85,7 @@ SIZES = ("architecture", "vocab_size", "d_model", "encoder_layers", "decoder_lay
 YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_cap", "token_types", "decoder")
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
-YOUNGER += ("embedding_scale", "residual_scale", "query_key_norm_place", "rotary_width", "rotary_scaling")
+YOUNGER += ("embedding_scale", "residual_scale", "score_cap", "query_key_norm_place", "rotary_width", "rotary_scaling")
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -94,7 +94,7 @@ Stack = Literal["encoder", "decoder"]
 PATTERN = "layer_pattern"
 LAYER_FIELDS = ("heads", "key_value_heads", "d_k", "d_v", "d_ff", "activation", "gated", "attention_bias")
 LAYER_FIELDS += ("attention_output_bias", "feed_forward_bias", "query_key_norm", "query_key_norm_place")
-LAYER_FIELDS += ("attention_scale", "window", "positions", "rotary_base", "rotary_width", "rotary_scaling")
+LAYER_FIELDS += ("attention_scale", "score_cap", "window", "positions", "rotary_base", "rotary_width", "rotary_scaling")
 """Fields that may differ in the decoder (`decoder`) or in single layers (`layer_pattern`)."""
 
 
@@ -205,6 +205,9 @@ class TransformerConfig:
     all heads together, before it (width, as in OLMo 2)."""
     attention_scale: Scale | None = None
     """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
+    score_cap: Scale | None = None
+    """Bound of the attention scores, which become cap * tanh(scores / cap) before the mask, e.g. 50 in Gemma 2; of an
+    encoder or a decoder alone; unset: none."""
     window: Length | None = None
     """Local attention, of an encoder or a decoder alone. Each position sees keys up to this many positions away; in a
     decoder this many keys, the last one its own, as in Mistral and Gemma; unset: all keys."""

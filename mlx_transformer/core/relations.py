@@ -102,6 +102,8 @@ def relations(c: Any) -> list[str]:
         check(c.d_model % 2 == 0, "{positions!r} needs an even width: {d_model}")
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "{positions!r} divides by d_model/2 - 1: {d_model} must be at least 4")
+    capped = any(fields.get("score_cap") is not None for fields in (vars(c), c.decoder, *c.layer_pattern))
+    check(not capped or c.architecture != "encoder-decoder", "score_cap needs an encoder or a decoder alone")
     check(c.embedding_scale is None or c.scale_embeddings, "{embedding_scale} needs scale_embeddings")
     check(c.norm_bias or c.norm == "layernorm", "{norm_bias} needs layernorm, not {norm!r}")
     local = c.window is not None or any("window" in layer for layer in c.layer_pattern)

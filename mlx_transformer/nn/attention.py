@@ -33,6 +33,7 @@ class Attention(nn.Module):
         self.key_value_heads = config.key_value_heads
         self.scale = 1 / math.sqrt(config.d_k) if config.attention_scale is None else config.attention_scale
         bias = config.attention_bias
+        self.score_cap = config.score_cap
         self.query_proj = nn.Linear(config.d_model, config.heads * config.d_k, bias)
         self.key_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_k, bias)
         self.value_proj = nn.Linear(config.d_model, config.key_value_heads * config.d_v, bias)
@@ -97,37 +98,62 @@ class Attention(nn.Module):
         if past is not None:
             k, v = past.extend(k, v)
         if self.drops and self.training:
-            return self.dropout(attention_weights(q, k, mask, self.scale)) @ share_heads(v, self.heads)
-        return attention(q, k, v, mask, self.scale)
+            return matmul_shared_heads(self.dropout(attention_weights(q, k, mask, self.scale, self.score_cap)), v)
+        return attention(q, k, v, mask, self.scale, self.score_cap)
 
     def weights(
         self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None, rows: int | None = None
     ) -> mx.array:
         """Attention weights (B, H, T, S) of each head, for display; each row sums to 1 over the keys."""
-        return attention_weights(self.queries(x, rotation, rows), k, mask, self.scale)
+        return attention_weights(self.queries(x, rotation, rows), k, mask, self.scale, self.score_cap)
 
 
 MakeAttention = Callable[[TransformerConfig], Attention]
 """Makes an attention module from a config: `Attention`, or a subclass of it."""
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)) V (equation 1) as one fused kernel; returns (B, H, T, d_v).
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: Mask = None,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> mx.array:
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1), without `cap` as one fused kernel; returns (B, H, T, d_v).
 
-    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k).
+    q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k). cap: see `attention_weights`.
     """
+    if cap is not None:
+        return matmul_shared_heads(attention_weights(q, k, mask, scale, cap), v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
-def attention_weights(q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)), (B, H, T, S): exactly 0 where masked. The fused kernel never stores these weights."""
+def attention_weights(
+    q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None, cap: float | None = None
+) -> mx.array:
+    """softmax(Q K^T / sqrt(d_k)), (B, H, T, S): exactly 0 where masked. The fused kernel never stores these weights.
+
+    cap: bound of the scores, applied before the mask, which therefore still hides its keys (Gemma Team 2024).
+    """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    scores = (q * scale) @ share_heads(k, q.shape[1]).swapaxes(-1, -2)  # (B, H, T, S)
+    scores = matmul_shared_heads(q * scale, k.swapaxes(-1, -2))  # (B, H, T, S)
+    if cap is not None:
+        scores = cap * mx.tanh(scores / cap)
     array = as_array(mask, *scores.shape[-2:])
     if array is not None:
         scores = scores + as_numbers(array, scores.dtype)
     return mx.softmax(scores, axis=-1, precise=True)
+
+
+def matmul_shared_heads(x: mx.array, y: mx.array) -> mx.array:
+    """x (B, H, T, m) @ y (B, K, m, n) -> (B, H, T, n): head h reads head h // (H/K) of y (Ainslie et al. 2023).
+
+    The H/K heads that read the same head of y are neighbours and become rows of one product, so y is not repeated.
+    """
+    b, heads, t, m = x.shape
+    return x @ y if heads == y.shape[1] else (x.reshape(b, y.shape[1], -1, m) @ y).reshape(b, heads, t, -1)
 
 
 def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:
@@ -140,8 +166,3 @@ def merge_heads(y: mx.array, like: mx.array | None = None) -> mx.array:
     """Concatenate heads (B, H, T, d) -> (B, T, H*d). `like` (B, T, ...): undo the joining of rows, back to its B, T."""
     b, h, t, d = y.shape
     return y.swapaxes(1, 2).reshape(*((b, t) if like is None else like.shape[:2]), h * d)
-
-
-def share_heads(x: mx.array, heads: int) -> mx.array:
-    """Repeat key-value heads (B, K, S, d) -> (B, H, S, d): query head h reads h // (H/K) (Ainslie et al. 2023)."""
-    return x if x.shape[1] == heads else mx.repeat(x, heads // x.shape[1], axis=1)

@@ -67,6 +67,7 @@ class TrainArguments(TypedDict, total=False):
     query_key_norm: bool
     query_key_norm_place: Literal["before", "after", "width"]
     attention_scale: float | None
+    score_cap: float | None
     window: int | None
     decoder_self_attention: Literal["attention", "ssru"]
     feed_forward_bias: bool

@@ -43,7 +43,9 @@ def fitted(values: Mapping[str, Any]) -> Values:
         fitting |= dict(decoder_layers=0, tie_embeddings="none" if tie == "none" else "all")
     if architecture == "decoder":
         fitting |= dict(encoder_layers=0, tie_embeddings="none" if tie == "none" else "target-output")
-    if architecture in ("encoder", "decoder"):
+    if architecture not in ("encoder", "decoder"):
+        fitting.pop("score_cap", None)
+    else:
         fitting.pop("decoder", None)
         fitting.pop("decoder_self_attention", None)
     if fitting.get("first_norm") is False:  # of an encoder alone, with norms in front

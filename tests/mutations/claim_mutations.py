@@ -97,7 +97,7 @@ CHANGES: dict[str, Change] = {
         13, POSITIONS, "return _sinusoids(_chunks(length), config", "return _sinusoids(length, config"
     ),
     "positions subtracted": Change(14, POSITIONS, SUM, SUM.replace("x + table", "x - table")),
-    "embeddings without their scale": Change(14, MODEL, "math.sqrt(", "1.0 * int(1 > 0) + 0 * math.sqrt("),
+    "embeddings without their scale": Change(14, MODEL, "return x * self.config.embedding_factor if", "return x if"),
     # Attention.
     "scores divided by d_k": Change(
         15,
@@ -106,9 +106,11 @@ CHANGES: dict[str, Change] = {
         "scale = 1 / q.shape[-1] if scale is None else scale\n    return",
     ),
     "a softmax over the queries": Change(15, ATTENTION, SOFTMAX, SOFTMAX.replace("axis=-1", "axis=-2")),
-    "scores of the wrong sign": Change(16, ATTENTION, "scores = (q * scale) @", "scores = (q * -scale) @"),
+    "scores of the wrong sign": Change(
+        16, ATTENTION, "matmul_shared_heads(q * scale,", "matmul_shared_heads(q * -scale,"
+    ),
     "scores that are not symmetric": Change(
-        16, ATTENTION, "scores = (q * scale) @", "scores = (mx.roll(q, 1, axis=-1) * scale) @"
+        16, ATTENTION, "matmul_shared_heads(q * scale,", "matmul_shared_heads(mx.roll(q, 1, axis=-1) * scale,"
     ),
     "a parameter in attention itself": Change(
         17,

@@ -46,6 +46,25 @@ def node(op_type: str, scope: str, change: Callable[[onnx.NodeProto], None]) -> 
     return edit
 
 
+def bounded_after_the_mask(scope: str) -> Edit:
+    """The mask is added to the scores before they are bounded, which shows masked keys."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        nodes = model.graph.node
+        own = [n for n in nodes if n.name.startswith(scope)]
+        divided, times = (next(n for n in own if n.name.startswith(f"{scope}/score_cap/{op}")) for op in ("Div", "Mul"))
+        masked = next(n for n in own if n.op_type == "Add" and times.output[0] in n.input)
+        masked.input[0] = divided.input[0]
+        divided.input[0] = masked.output[0]
+        next(n for n in own if n.op_type == "Softmax").input[0] = times.output[0]
+        moved = onnx.NodeProto()
+        moved.CopyFrom(masked)
+        nodes.remove(masked)
+        nodes.insert(list(nodes).index(divided), moved)
+
+    return edit
+
+
 def feeding(op_type: str, reader: str, change: Callable[[onnx.NodeProto], None]) -> Edit:
     """Change the node of a type whose result nodes of a scope read."""
 

@@ -48,7 +48,8 @@ CONFIGS = {
         rotary_scaling=dict(kind="longrope", short=[1.0, 2.0], long=[1.5, 9.0], length=9, attention_factor=1.2),
     ),
     "decoder": TransformerConfig(
-        **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned"
+        **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned",
+        score_cap=0.5,
     ),
     "languages": TransformerConfig(**SIZES, norm_placement="pre", positions="sinusoidal_halves"),
     "student": TransformerConfig(**SIZES, decoder_self_attention="ssru", positions="sinusoidal_halves"),

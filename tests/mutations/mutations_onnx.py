@@ -8,6 +8,7 @@ from mutation_edits import (
     attribute,
     become,
     both,
+    bounded_after_the_mask,
     constant,
     epsilon,
     exchanged,
@@ -285,6 +286,18 @@ ONNX = {
     ),
     "logits not scaled": Mutation(
         constant(0.25, 1.0, "Mul"), model="scaled", tap="logits", culprit="classifier (every value times 4"
+    ),
+    "scores not bounded": Mutation(
+        node("Tanh", f"{d0}/self_attention/score_cap/", become("Identity")), model="decoder",
+        tap=f"{D0}.self_attention", culprit="scores: Q K^T / sqrt(d_k), bounded by 0.5",
+    ),
+    "scores bounded after the mask": Mutation(
+        bounded_after_the_mask(f"{d0}/self_attention"), model="decoder",
+        tap=f"{D0}.self_attention", culprit="scores: Q K^T / sqrt(d_k), bounded by 0.5",
+    ),
+    "the bound of scores a last bit off, which no number tells": Mutation(
+        constant(0.5, float(np.nextafter(np.float32(0.5), np.float32(9))), f"{d1}/self_attention/score_cap/Div"),
+        model="decoder", attribute=f"model: {d1}/self_attention/score_cap/Div",
     ),
     "logits not bounded": Mutation(
         node("Tanh", "logit_cap/", become("Identity")), model="normed embedding", tap="logits",

@@ -32,7 +32,6 @@ FILES = (
 )
 
 ONLY_MLX = {
-    "attention.share_heads": "a fused kernel shares heads by itself; the graph multiplies by matmul_shared_heads",
     "cache.Cache.arrays": "MLX is lazy",
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
     "cache.Cache.reorder": "rows are moved by the runtime",
@@ -70,7 +69,6 @@ ONLY_MLX = {
     "ssru.LayerState.take": "rows are moved by the runtime",
 }
 ONLY_ONNX = {
-    "attention.matmul_shared_heads": "see share_heads",
     "cache.Cache.position_ids": "a runner's caches know their positions each in a way of their own",
     "cache.LayerCache.contents": "what becomes the graph's outputs",
     "layers.DecoderLayer.tap_weights": "a graph's weights are an output",
@@ -112,8 +110,6 @@ ARGUMENTS = {
 BODIES = {
     "model.Transformer._with_types": "kinds are checked on the host in MLX, where none means all of kind 0",
     "attention.Attention.kernel": "training draws dropout on the weights",
-    "attention.attention": "fused in MLX",
-    "attention.attention_weights": "MLX's form serves display",
     "cache.Cache.__init__": "a graph's cache is its inputs",
     "cache.Cache.self_mask": "MLX has kernels of their own for causal masks",
     "cache.LayerCache.__init__": "a graph's cache is its inputs",

@@ -107,7 +107,7 @@ export function cellBody(v, part) {
     + strip('query', q, { point: a.of('queries'), index: `${v.h},${v.i}`, kind: 'q' })
     + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: a.of('keys'), index: `${a.kv},${j}`, kind: 'k' })
     + strip('products', product)
-    + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times} = ${number(scores[j], a.of('scores'), place(j))}`, { open: true })
+    + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times}${v.pass.config.score_cap ? `, bounded by ${v.pass.config.score_cap},` : ''} = ${number(scores[j], a.of('scores'), place(j))}`, { open: true })
     + `<p class="cell">${added} Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total, 'total')}. Click a row to work out another cell.</p>`
     + table(['looked at', 'score', ...(bias ? ['relative position'] : []), 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
     + `<p class="said"><b>${looksAt(v, a)}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0), 'row')}, spread ${derived(bits(weights), 'bits', 2)} bits</p>`;

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.interface import CacheShape, operator_shape
-from export.nn.attention import Attention
+from export.nn.attention import Attention, attention, merge_heads, split_heads
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer, Tap, no_tap, within
 from export.nn.marks import HIDDEN, ROWS_OF, extent
@@ -265,7 +265,11 @@ class CpuAttention(Attention):
         """Attend between tokens of the same source. added: mask and bias (B or 1, H or 1, S, S)."""
         assert self.sources is not None
         heads, width = {"q_num_heads": self.heads, "kv_num_heads": extent(k, 1)}, extent(v, 2)
-        padded = (self.sources.padded(op, self.merge(op, x)) for x in (q, k, v))  # (B, S, H*d) or (B, S, G*d)
+        padded = [self.sources.padded(op, self.merge(op, x)) for x in (q, k, v)]  # (B, S, H*d) or (B, S, G*d)
+        if self.score_cap is not None:  # the operator's softcap bounds the mask too
+            parts = (split_heads(op, x, extent(x, 2) // extent(of, 2)) for x, of in zip(padded, (q, k, v), strict=True))
+            y = merge_heads(op, attention(op, *parts, added, self.scale, self.score_cap))
+            return self.split(op, self.sources.rows(op, y), self.heads)
         y = typed(op.Attention(*padded, added, scale=self.scale, **heads), self.heads * width)  # (B, S, H*d_v)
         return self.split(op, self.sources.rows(op, y), self.heads)  # (N, H, d_v)
 

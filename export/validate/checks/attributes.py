@@ -8,7 +8,7 @@ constants are allowed:
     Mul of a sub-layer's output                 the config's residual scale
     Mul in an attention, or on its way there    1 / sqrt(d_k), or the config's scale
     Mul of the embedding and of the logits      sqrt(d_model), the config's scales
-    Div and Mul of the logits' bound            the config's cap
+    Div and Mul of a bound                      the config's caps of scores and logits
     Where of a mask                             0, or the number that hides a key
     Pow and Add of a norm, Sub of an SSRU       2, its epsilon, 1
     Max of a count, Clip of a vector's length   1, 1e-12
@@ -252,7 +252,8 @@ def _functions(config: TransformerConfig) -> set[str]:
     functions = {FUNCTIONS[c.activation] for c in layers}
     functions |= {FUNCTIONS[config.head.activation]} if config.head.activation is not None else set()
     functions |= {"Sigmoid", "Relu"} if config.recurrent else set()  # an SSRU's gate and output
-    return functions | ({"Tanh"} if config.logit_cap is not None else set())
+    capped = config.logit_cap is not None or any(c.score_cap is not None for c in layers)
+    return functions | ({"Tanh"} if capped else set())
 
 
 def norm_parameters(graph: onnx.GraphProto, config: TransformerConfig) -> set[str]:
@@ -280,6 +281,10 @@ def _allowed(node: onnx.NodeProto, config: TransformerConfig) -> tuple[float, ..
     if place["module"] == CAP:
         cap = (config.logit_cap or 0.0,)
         return {"Div": cap, "Mul": cap}.get(node.op_type, ())
+    if place["module"] == "score_cap":
+        stack: Any = place["stack"]
+        caps = tuple(c.score_cap for c in config.layers(stack) if c.score_cap is not None)
+        return {"Div": caps, "Mul": caps}.get(node.op_type, ())
     if place["module"] in ATTENTION:
         hidden = (
             0.0,

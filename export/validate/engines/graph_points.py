@@ -89,6 +89,9 @@ def _attention(wiring: Wiring, module: str) -> Iterator[tuple[str, str]]:
     masked = wiring.maker.get(softmax.input[0])
     scores = masked.input[0] if masked is not None and masked.op_type == "Add" else softmax.input[0]
     yield "scores", scores
+    bounded = wiring.maker.get(wiring.behind(scores, "Mul"))  # cap * tanh(scores / cap)
+    if bounded is not None and bounded.op_type == "Tanh":
+        scores = wiring.behind(bounded.input[0], "Div")
     product = wiring.maker.get(wiring.behind(scores, "Reshape"))
     if product is not None and product.op_type == "MatMul":
         scaled = wiring.behind(product.input[0], "Reshape")

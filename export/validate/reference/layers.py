@@ -42,15 +42,17 @@ def attention(
     bias: Array | None = None,
     weigh: Callable[[Array], Array] | None = None,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)): True where a query may attend. A query without any allowed key is padding; it
     attends everywhere, so that its unused output is finite. `weigh`: another softmax. `scale`: replaces 1 / sqrt(d_k),
-    e.g. 1 in T5.
+    e.g. 1 in T5. `cap`: bounds the scores (Gemma Team 2024, section 2.3).
     """
     QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
-    scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale)
+    scores = QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale
+    scores = observe("scores", scores if cap is None else cap * np.tanh(scores / cap))
     if bias is not None:
         scores = scores + bias
     if allowed is not None:

@@ -344,7 +344,8 @@ class Reference:
         Q = observe("queries", self._heads(f"{name}.query", x, c.heads, positions, observe))  # (B,H,L,d_k)
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self.score_bias(name, Q.shape[2], K.shape[2])
-        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale)  # (B,H,L,d_v)
+        cap = None if c.score_cap is None else float(np.float32(c.score_cap))
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale, cap)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _weights(self, scores: Array) -> Array:

@@ -251,6 +251,19 @@ def test_residual_scale_multiplies_what_is_added() -> None:
     np.testing.assert_allclose(scaled - x, (plain - x) / 4, rtol=1e-9)
 
 
+def test_score_cap_bounds_scores_before_the_mask() -> None:
+    rng = RNG(5)
+    Q, K, V = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 4, 6))
+    weights: dict[str, np.ndarray] = {}
+
+    def observe(name: str, value: np.ndarray) -> np.ndarray:
+        return weights.setdefault(name, value)
+
+    attention(Q, K, V, np.tri(3, 4, dtype=bool), observe, cap=0.2)
+    e = np.exp(0.2 * np.tanh(Q @ K.swapaxes(1, 2) / math.sqrt(5) / 0.2)) * np.tri(3, 4)
+    np.testing.assert_allclose(weights["weights"], e / e.sum(-1, keepdims=True), rtol=1e-12)
+
+
 def test_logit_cap_bounds_what_the_classifier_gives() -> None:
     ids = RNG(6).integers(3, 17, (2, 5))
     plain, capped = make(output_bias=True, logit_scale=0.25), make(output_bias=True, logit_scale=0.25, logit_cap=0.25)

@@ -70,9 +70,22 @@ def test_recurrent_decoders(placement: str, positions: str) -> None:
     compare(TransformerConfig(**{**SMALL, **changes, "decoder_self_attention": "ssru"}), 5)
 
 
+@pytest.mark.parametrize("alone", ["encoder", "decoder"])
+def test_bounded_scores(alone: str) -> None:
+    """Grouped heads and padding included, and in training, where weights are dropped out."""
+    layers = dict(encoder_layers=2, decoder_layers=0) if alone == "encoder" else dict(encoder_layers=0)
+    changes = dict(score_cap=0.3, attention_scale=2.0, key_value_heads=2, layer_pattern=[{}, {"score_cap": 0.1}])
+    changes |= dict(architecture=alone, tie_embeddings="none", **layers)
+    config = TransformerConfig(**{**SMALL, **changes, "attention_dropout": 1e-12, "dropout": 0.0})
+    compare(config, 0)
+    model = Transformer(config)
+    dropped, fused = (np.array(each([[3, 4, 5, 6]])) for each in (model.train(), model.eval()))
+    np.testing.assert_allclose(dropped, fused, atol=1e-5)
+
+
 def test_shown_weights_are_those_of_the_fused_form() -> None:
     """Grouped heads and rotary angles included: weights @ values, head by head, give what `attend` gives."""
-    from mlx_transformer.nn.attention import merge_heads, share_heads
+    from mlx_transformer.nn.attention import matmul_shared_heads, merge_heads
     from mlx_transformer.nn.positions import positions_of, rotation
 
     config = TransformerConfig(**{**SMALL, "key_value_heads": 2, "positions": "rotary"})
@@ -82,7 +95,7 @@ def test_shown_weights_are_those_of_the_fused_form() -> None:
     k, v = module.keys_values(x, angles)
     for mask in (None, "causal"):
         weights = module.weights(x, k, mask, angles)
-        unfused = module.output_proj(merge_heads(weights @ share_heads(v, 4)))
+        unfused = module.output_proj(merge_heads(matmul_shared_heads(weights, v)))
         fused = module.attend(x, k, v, mask, angles)
         np.testing.assert_allclose(np.array(unfused), np.array(fused), atol=1e-6)
 
