@@ -484,6 +484,10 @@ def score(
         OverlongPair,
         Option(help="What to do with a pair longer than the model takes: end with an error, or leave its line empty."),
     ] = "error",
+    source_language: Annotated[
+        str | None, Option(help="Language of --source, for a multilingual model: one of its codes, e.g. eng_Latn.")
+    ] = None,
+    target_language: Annotated[str | None, Option(help="Language of --reference, e.g. deu_Latn.")] = None,
     force: Replace = False,
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
@@ -499,7 +503,9 @@ def score(
             f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
         )
     scorer = open_model(model, **vars(runtime))
-    write_lines(score_lines(scorer, json, overlong), (source, reference), output)
+    languages = {"source_language": source_language, "target_language": target_language}
+    work = score_lines(scorer, json, overlong, **{name: code for name, code in languages.items() if code is not None})
+    write_lines(work, (source, reference), output)
 
 
 def _check_named(model: str) -> None:

@@ -26,7 +26,7 @@ from .alignment import CrossWeights, pharaoh
 from .fill import Filling, fill, filling_tokenizer, masked_rows
 from .heads import Ranked, Text, answer, check_reranker, classify, rerank, tag
 from .line_files import LineReport, LineWork, write_lines
-from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id
+from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id, with_languages
 from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
 from .translate import Translation
 from .verbs import TextVerbs
@@ -153,16 +153,21 @@ def translate_stream(
     write_lines(work, input, output, text=text, resume=s.resume, force=s.force, model_facts=model_facts)
 
 
-def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair = "error") -> LineWork:
+def score_lines(
+    model: TextVerbs, as_json: bool = False, overlong: OverlongPair = "error", **languages: str | None
+) -> LineWork:
     """Score pairs of lines: the log-probability of each target token, given the source; or what follows a prompt.
 
     A line of output is the sum, a tab, and the tokens' log-probabilities separated by spaces, the end token's last. As
     JSON: {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
     overlong: a pair longer than the model takes is an error ("error"), found before anything is computed, or gets no
     numbers ("skip"; JSON: null).
+    languages: `source_language` and `target_language`, for a model of several.
     """
-    alone, limit = model.config.architecture == "decoder", model.config.max_positions
+    alone = model.config.architecture == "decoder"
     model.pair_ids(["a"], ["b"])  # raises here for a model that scores no text
+    limit = model.config.max_positions if alone else model.translator.most
+    chosen = with_languages(model.generation, languages)
     tokenizer = cast("Tokenizer", model.tokenizer)
 
     def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -185,7 +190,7 @@ def score_lines(model: TextVerbs, as_json: bool = False, overlong: OverlongPair 
         fits = [length(ids) <= limit for ids in rows]
         usable = [ids for ids, fit in zip(rows, fits, strict=True) if fit]
         sources, targets = [source for source, _ in usable], [target for _, target in usable]
-        computed = iter(model.log_probabilities(sources, targets, done=report.done))
+        computed = iter(model.log_probabilities(sources, targets, done=report.done, **chosen))
         for number, fit in enumerate(fits, report.first_line):
             if not fit and report.on_overlong is not None:
                 report.on_overlong(number)

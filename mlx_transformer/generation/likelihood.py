@@ -27,12 +27,21 @@ LARGEST_EXPONENT = 700.0
 """Larger exponents make exp infinite in float64."""
 
 
-def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare | None = None) -> list[np.ndarray]:
+def log_probabilities(
+    model: Model,
+    ids: Ids,
+    targets: Ids,
+    *,
+    start_id: int | None = None,
+    forced_first: Sequence[int] = (),
+    done: DoneShare | None = None,
+) -> list[np.ndarray]:
     """Return for each input the log-probabilities of its target's tokens (float32), each given the input and earlier
     tokens.
 
-    ids: as for `search`. targets: outputs without start token, with eos if its probability should count. done: called
-    with the finished share of inputs. Unlike in a search, no token is banned.
+    ids, start_id: as for `search`. targets: outputs without start token, with eos if its probability should count.
+    forced_first: ids before each target that aren't scored, e.g. its language's. done: called with the finished share
+    of inputs. Unlike in a search, no token is banned.
     Raises `UserError` for ids outside the vocabulary, empty rows, and rows longer than the model takes.
     """
     config = model.config
@@ -41,7 +50,9 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
     sources = Sources.of(config, ids=ids)
-    target_rows = check_ids(targets, config.vocab_size, "target")
+    sources.start = sources.start if start_id is None else start_id
+    first = np.asarray(forced_first, np.int64)
+    target_rows = [np.concatenate([first, row]) for row in check_ids(targets, config.vocab_size, "target")]
     for i, (source, target) in enumerate(zip(sources, target_rows, strict=True)):
         prompt = 0 if config.has_encoder else len(source) - 1
         longest = max(len(source), prompt + len(target))
@@ -55,7 +66,7 @@ def log_probabilities(model: Model, ids: Ids, targets: Ids, *, done: DoneShare |
     for index in reported(batches(steps, lengths, lengths, Options(), positions), len, len(sources), done):
         values = _batch(model, sources[index], [target_rows[i] for i in index])
         for i, row in zip(index, values, strict=True):
-            rows[i] = row[: steps[i]]
+            rows[i] = row[len(first) : steps[i]]
     for i, row in enumerate(rows):
         if not np.isfinite(row).all():
             raise UserError(f"source row {i}: the model's logits are not finite; check its weights")

@@ -149,9 +149,12 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
     return languages[code]
 
 
-def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any], told: bool = False) -> dict[str, Any]:
     """Return the options for translating text, with the languages that the model's folder names where the caller names
-    none. `UserError` where a model of several languages is told one neither way: it would guess."""
+    none. `UserError` where a model of several languages is told one neither way: it would guess.
+
+    told: the sources have their language's token already, so that only the target's is needed.
+    """
     chosen = dict(options)
     languages = settings.get(LANGUAGES)
     if not languages:
@@ -164,13 +167,13 @@ def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any]) -> d
                 chosen[name] = settings[name]
     for name in [name for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if name in chosen]:
         language_id(settings, chosen[name])
-    if settings.get(TARGET_IN_SOURCE):
-        if options.get(SOURCE_LANGUAGE) is None:
-            chosen.pop(SOURCE_LANGUAGE, None)
-        missing = [] if TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
-    else:
-        missing = [] if SOURCE_LANGUAGE in chosen else [SOURCE_LANGUAGE]
-        missing += [] if begun or TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
+    in_source = settings.get(TARGET_IN_SOURCE)
+    of_source = TARGET_LANGUAGE if in_source else SOURCE_LANGUAGE
+    for name in ([SOURCE_LANGUAGE] if in_source else []) + ([of_source] if told else []):
+        if options.get(name) is None:
+            chosen.pop(name, None)
+    missing = [] if told or of_source in chosen else [of_source]
+    missing += [] if in_source or begun or TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
     if missing:
         some = ", ".join(list(languages)[:3])
         raise UserError(
@@ -210,10 +213,22 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
     return Around([], token) if settings.get(SOURCE_LAST) else Around(token, []), others
 
 
-def with_source_language(settings: Mapping[str, Any], ids: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the source ids with their language token added, and the remaining options (see `around_source`)."""
-    around, others = around_source(settings, options)
-    return (ids if ids is None or not any(around) else [around(row) for row in ids]), others
+def with_source_language(
+    settings: Mapping[str, Any], ids: Any, options: Mapping[str, Any], prefix: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """Return the source ids with their language token added, and the remaining options (see `around_source`).
+
+    Languages are those of `with_languages`. A row that has a token of one keeps it, if the caller names none.
+    """
+    tokens = {*settings.get(LANGUAGES, {}).values()}
+    if ids is None or not tokens:
+        return ids, around_source(settings, options)[1]
+    name = TARGET_LANGUAGE if settings.get(TARGET_IN_SOURCE) else SOURCE_LANGUAGE
+    has = [options.get(name) is None and not tokens.isdisjoint(row) for row in ids]
+    begun = {} if prefix is None else {"prefix": prefix}
+    chosen = with_languages(settings, {**options, **begun}, told=all(has))
+    around, others = around_source(settings, {key: chosen[key] for key in chosen.keys() - begun.keys()})
+    return [row if told else around(row) for row, told in zip(ids, has, strict=True)], others
 
 
 def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,9 @@ from .settings import (
     LANGUAGES,
     NO_SHORTLIST,
     SHORTLIST,
+    SOURCE_LANGUAGE,
     SPECIAL_TOKENS,
+    TARGET_LANGUAGE,
     TASK_PREFIX,
     Settings,
     around_source,
@@ -247,21 +249,34 @@ class TextVerbs:
         return ids, options
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[NDArray[np.float32]]:
-        """Return the log-probability of every token of each target; see `generation.likelihood.log_probabilities`."""
+        """Return the log-probability of every token of each target; see `generation.likelihood.log_probabilities`.
+
+        A model of several languages takes `source_language` and `target_language`, as `generate` does; the target's
+        token isn't scored.
+        """
         from .likelihood import log_probabilities
 
+        if self.generation.get(LANGUAGES):
+            named = {name: options.pop(name, None) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE)}
+            ids, chosen = self._with_languages(ids, named)
+            begun = resolved(self.generation, chosen)
+            options |= {name: begun[name] for name in ("start_id", "forced_first") if name in begun}
         with self.decoding() as model:
             return log_probabilities(model, ids, targets, **options)
 
     @overload
-    def score(self, lines: str, translations: str) -> float: ...
+    def score(self, lines: str, translations: str, **languages: str | None) -> float: ...
     @overload
-    def score(self, lines: list[str], translations: list[str]) -> list[float]: ...
-    def score(self, lines: str | list[str], translations: str | list[str]) -> float | list[float]:
+    def score(self, lines: list[str], translations: list[str], **languages: str | None) -> list[float]: ...
+    def score(
+        self, lines: str | list[str], translations: str | list[str], **languages: str | None
+    ) -> float | list[float]:
         """Return the log-probability of a line's translation, summed over its tokens and the end token; a list for
-        lists. Of a decoder that of the text which follows a prompt, without an end."""
+        lists. Of a decoder that of the text which follows a prompt, without an end. languages: `source_language` and
+        `target_language`, for a model of several."""
         sources, targets = zip(*self.pair_ids(lines, translations), strict=True)
-        scores = [math.fsum(values.tolist()) for values in self.log_probabilities([*sources], [*targets])]
+        chosen = with_languages(self.generation, languages)
+        scores = [math.fsum(values.tolist()) for values in self.log_probabilities([*sources], [*targets], **chosen)]
         return scores[0] if isinstance(lines, str) else scores
 
     def pair_ids(self, lines: str | Sequence[str], texts: str | Sequence[str]) -> list[tuple[list[int], list[int]]]:
@@ -278,7 +293,7 @@ class TextVerbs:
         """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
         from .stream import stream_ids
 
-        [ids], others = with_source_language(self.generation, [ids], {**options})
+        [ids], others = self._with_languages([ids], {**options}, [prefix] if len(prefix) else None)
         chosen = {"candidates": self._candidates(ids), **self._streaming(others)}
         return self._streamed(lambda model: stream_ids(model, ids, prefix, **chosen))
 
@@ -532,9 +547,17 @@ class TextVerbs:
         self, verb: Callable[..., list[T]], ids: Ids | None, prefix: Ids | None, options: dict[str, Any], **how: Any
     ) -> list[T]:
         """Call `generate` or `search` with the model's own settings and shortlist. how: arguments of `decoding`."""
-        ids, chosen = self._shortlisted(*with_source_language(self.generation, ids, options))
+        ids, chosen = self._shortlisted(*self._with_languages(ids, options, prefix))
         with self.decoding(**how) as model:
             return verb(model, ids, prefix, **resolved(self.generation, chosen))
+
+    def _with_languages(
+        self, ids: Ids | None, options: Mapping[str, Any], prefix: Ids | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the ids with their language's tokens, and the remaining options."""
+        if ids is not None and self.generation.get(LANGUAGES):
+            check_ids(ids, self.config.source_vocab_size)
+        return with_source_language(self.generation, ids, options, prefix)
 
     def _shortlisted(self, ids: Ids | None, options: dict[str, Any]) -> tuple[Ids | None, dict[str, Any]]:
         """Add each input's candidates from the shortlist to the options, unless the caller gives candidates."""

@@ -153,10 +153,15 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
     """
     if not served.translator.has_steps:
         return None
-    tokenizer, most = served.translator.translator.tokenizer, served.translator.config.max_positions
+    translator = served.translator.translator
+    tokenizer, most = translator.tokenizer, translator.most
     pairs = list(zip(tokenizer.source.encode_batch(source), tokenizer.encode_batch(target), strict=True))
     fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
-    values = served.translator.log_probabilities([pairs[i][0] for i in fits], [pairs[i][1] for i in fits])
+    from mlx_transformer.generation.settings import with_languages
+
+    languages = with_languages(served.translator.generation, {})
+    sources, targets = ([pairs[i][side] for i in fits] for side in (0, 1))
+    values = served.translator.log_probabilities(sources, targets, **languages)
     by_pair: list[float | None] = [None] * len(pairs)
     for i, row in zip(fits, values, strict=True):
         by_pair[i] = float(np.sum(row, dtype=np.float64))

@@ -55,8 +55,8 @@ def opened(checkpoint: Path, kind: str):
     if kind == "mlx":
         return load(checkpoint)[0]
     if kind == "onnx":
-        return OnnxTransformer(export_onnx(checkpoint, checkpoint.parent / "onnx"), threads=1)
-    return SearchModel(export_search(checkpoint, checkpoint.parent / "search.onnx"), threads=1)
+        return OnnxTransformer(export_onnx(checkpoint, checkpoint.parent / "onnx", force=True), threads=1)
+    return SearchModel(export_search(checkpoint, checkpoint.parent / "search.onnx", force=True), threads=1)
 
 
 @pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
@@ -80,6 +80,41 @@ def test_languages_are_tokens_in_front(kind, checkpoint):
         model.generate(rows, source_language="ENG_LATN")
     with pytest.raises(UserError, match="language 'eng_Latn': the model has no tokens of languages; leave it out"):
         language_id({}, "eng_Latn")
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
+def test_ids_without_a_language_are_asked_for_one(kind, checkpoint):
+    model = opened(checkpoint, kind)
+    with pytest.raises(UserError, match="source_language and target_language: the model has 2 languages"):
+        model.generate([[20, 2]], max_new_tokens=3)
+    with pytest.raises(UserError, match=r"^target_language: the model has 2 languages"):
+        model.generate([[270, 20, 2]], max_new_tokens=3)
+    spoken = model.generate([[270, 20, 2]], target_language="deu_Latn", max_new_tokens=3)
+    assert spoken == model.generate([[20, 2]], source_language="eng_Latn", forced_first=[271], max_new_tokens=3)
+    mixed = model.generate([[270, 20, 2]] * 2, prefix=[[271]] * 2, max_new_tokens=2)
+    assert mixed == [spoken[0][:2]] * 2
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx"])
+def test_scores_are_those_of_the_search(kind, checkpoint, capsysbinary, tmp_path):
+    """Of a translation, given its language; the language's own token has none."""
+    model = opened(checkpoint, kind)
+    languages = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    [[best]] = model.search([[20, 30, 2]], **languages, max_new_tokens=6, beam=1, length_penalty=0.0)
+    ids = [270, 20, 30, 2]
+    [values] = model.log_probabilities([ids[1:]], [best.ids[1:]], **languages)
+    assert values.sum() == pytest.approx(best.score, abs=1e-5)
+    [bare] = model.log_probabilities([ids], [best.ids], source_language=None, target_language="deu_Latn")
+    assert len(bare) == len(best.ids)  # the target's token is scored where it stands in the target too
+    with pytest.raises(UserError, match="source_language and target_language"):
+        model.score("one", "two")
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("one\n")
+    files = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "target")]
+    path = str(checkpoint if kind == "mlx" else checkpoint.parent / "onnx")
+    cli.main(["score", path, *files, "--source-language", "eng_Latn", "--target-language", "deu_Latn"])
+    total = float(capsysbinary.readouterr().out.split(b"\t")[0])
+    assert total == pytest.approx(model.score("one", "one", **languages), abs=1e-4)
 
 
 def test_a_line_leaves_room_for_its_language(checkpoint):
