@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 from click.exceptions import Exit
@@ -218,17 +218,25 @@ def write_shortlist(
 def quantize(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder of the quantised checkpoint to write, new or empty.")],
-    bits: Annotated[int, Option(help="Bits for each weight: 2, 3, 4, 5, 6 or 8.")] = 4,
-    group_size: Annotated[int, Option(help="Weights that share one scale and bias: 32, 64 or 128.")] = 64,
+    bits: Annotated[
+        int | None, Option(help="Bits for each weight: 2, 3, 4, 5, 6 or 8.", show_default="4, or the mode's")
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        Option(help="Weights that share one scale and bias: 32, 64 or 128.", show_default="64, or the mode's"),
+    ] = None,
+    mode: Annotated[
+        Literal["affine", "mxfp4", "nvfp4", "mxfp8"], Option(help="Integers (affine), or short floats.")
+    ] = "affine",
     force: Force = False,
 ) -> None:
-    """Store a checkpoint's matrices as small integers, in MLX's format; every other command reads the result."""
+    """Store a checkpoint's matrices as small integers or floats, in MLX's format; every other command reads them."""
     from mlx_transformer.convert.quantize import quantize_checkpoint
     from mlx_transformer.core.quantization import Scheme
     from mlx_transformer.system.progress import quiet_progress
 
     with quiet_progress("quantize") as watch:
-        done = quantize_checkpoint(checkpoint, out, Scheme(group_size, bits), force, watch)
+        done = quantize_checkpoint(checkpoint, out, Scheme.of(mode, group_size, bits), force, watch)
     print(f"{out}: {done}")
 
 

@@ -61,6 +61,13 @@ class Scheme:
                 said = ", ".join(map(str, choices))
                 raise UserError("quantization: {}: choose one of {}", Name(name, repr(value)), said)
 
+    @staticmethod
+    def of(mode: str, group_size: int | None = None, bits: int | None = None) -> Scheme:
+        """The scheme of a mode, with its usual sizes for those that are None."""
+        usual = SHORT_FLOATS.get(mode, (64, 4))
+        sizes = (usual if given is None else given for given, usual in zip((group_size, bits), usual, strict=True))
+        return Scheme(*sizes, mode)
+
     @property
     def affine(self) -> bool:
         return self.mode == "affine"

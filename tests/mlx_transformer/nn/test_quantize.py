@@ -220,6 +220,9 @@ def test_command_line(model, tmp_path, capsys):
     assert "not quantised: encoder.layers.0.feed_forward.down_proj.weight" in output  # width 96
     main(["info", str(tmp_path / "q")])
     assert "3 bits in groups of 64" in capsys.readouterr().out
+    main(["quantize", str(plain), str(tmp_path / "short"), "--mode", "mxfp4"])
+    assert "4 bits (mxfp4) in groups of 32" in capsys.readouterr().out
+    assert "--bits 8: choose one of 4" in refused(capsys, "quantize", plain, tmp_path / "x", "--mode=mxfp4", "--bits=8")
     assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
     assert "--bits 7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
     assert "--group-size 16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
