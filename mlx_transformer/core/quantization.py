@@ -64,9 +64,8 @@ class Scheme:
     @staticmethod
     def of(mode: str, group_size: int | None = None, bits: int | None = None) -> Scheme:
         """The scheme of a mode, with its usual sizes for those that are None."""
-        usual = SHORT_FLOATS.get(mode, (64, 4))
-        sizes = (usual if given is None else given for given, usual in zip((group_size, bits), usual, strict=True))
-        return Scheme(*sizes, mode)
+        of_groups, of_bits = SHORT_FLOATS.get(mode, (64, 4))
+        return Scheme(of_groups if group_size is None else group_size, of_bits if bits is None else bits, mode)
 
     @property
     def affine(self) -> bool:
