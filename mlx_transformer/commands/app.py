@@ -63,6 +63,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "import": ("converting:import_command", "Turn a published model into a checkpoint."),
         "to-huggingface": ("converting:to_huggingface_command", "Write a checkpoint for `transformers`."),
         "to-peft": ("converting:to_peft_command", "Write an adapter for PEFT."),
+        "to-gguf": ("converting:to_gguf_command", "Write a checkpoint for llama.cpp."),
         "to-marian": ("converting:to_marian_command", "Write a checkpoint for Marian, Bergamot and Firefox."),
         "shortlist": ("converting:shortlist", "Write a shortlist of target tokens, for faster translation."),
         "quantize": ("converting:quantize", "Store a checkpoint's matrices as small integers."),

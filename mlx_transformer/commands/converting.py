@@ -42,8 +42,8 @@ def import_command(
     model: Annotated[
         Path,
         Argument(
-            help="A Hugging Face folder (config.json and weights) or a name on the Hub, ORG/NAME; or Marian's .npz or "
-            ".bin file, or its folder.",
+            help="A Hugging Face folder (config.json and weights) or a name on the Hub, ORG/NAME; a .gguf file; or "
+            "Marian's .npz or .bin file, or its folder.",
             check=check_there,
         ),
     ],
@@ -53,7 +53,7 @@ def import_command(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Turn a published model, in the format of `transformers` or of Marian, into a checkpoint."""
+    """Turn a published model, in the format of `transformers`, llama.cpp or Marian, into a checkpoint."""
     from mlx_transformer.convert import import_huggingface, import_marian
 
     if Place.of(model).what == "a Marian model":
@@ -129,6 +129,18 @@ def to_marian_command(
 
         scales = marian_scales(checkpoint, calibrate, print)
     print("; ".join([f"{out}: written", *to_marian(checkpoint, out, force, scales, listed)]))
+
+
+def to_gguf_command(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, OutArgument("File to write, NAME.gguf.")],
+    type: Annotated[str, Option(help="Type of the matrices: f32, f16, bf16, q8_0 or q4_0.")] = "f32",
+    force: Force = False,
+) -> None:
+    """Write a checkpoint in the format of llama.cpp."""
+    from mlx_transformer.convert import to_gguf
+
+    print("; ".join([f"{out}: written", *to_gguf(checkpoint, out, type, force)]))
 
 
 def push(

@@ -22,6 +22,7 @@ from mlx_transformer.families.conversion import read_published
 from mlx_transformer.generation.settings import CHAT_TEMPLATES, Settings, read_settings
 from mlx_transformer.system.errors import FEW, UserError
 from mlx_transformer.system.files import JsonObject, read_json, read_object
+from mlx_transformer.system.gguf_files import parts_of
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
 from mlx_transformer.text.chat import ChatTemplates
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
@@ -48,20 +49,22 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
     if it is damaged.
     """
     place = Place.of(path)
-    if path.is_file():
+    if path.is_file() and not place.is_importable:
         return _file(path, graph_facts)
     if place.what == "an adapter":
         return Group(_table({"kind": "adapter", "folder": str(path), **_adapter(path)}), _files(path))
     if place.check_model().onnx:
         return _onnx(path, graph_facts)
-    return _published(path) if place.what == "a published model" else _checkpoint(path)
+    return _published(path) if place.is_importable else _checkpoint(path)
 
 
 def _file(path: Path, graph_facts: Facts) -> RenderableType:
     from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER, VECTOR, int8_scales_of
 
     if path.suffix != ".onnx":
-        raise UserError(f"{path}: is a file; a model is a folder, or one .onnx file that `export --search` wrote")
+        raise UserError(
+            f"{path}: is a file; a model is a folder, one .onnx file that `export --search` wrote, or a .gguf"
+        )
     verify_file(path)
     graphs = graph_facts(path)
     (graph,) = graphs.values()
@@ -109,7 +112,8 @@ def _checkpoint(path: Path) -> RenderableType:
 
 def _published(path: Path) -> RenderableType:
     ours = read_published(path)
-    facts = {"kind": "published model, which `import` makes a checkpoint of", "folder": str(path)}
+    what, form = ("GGUF model", "file") if path.is_file() else ("published model", "folder")
+    facts = {"kind": f"{what}, which `import` makes a checkpoint of", form: str(path)}
     facts |= _vocabularies(Tokenizer(ours.tokenizer, str(path))) if ours.tokenizer is not None else {}
     facts |= _chat(ours.settings)
     facts |= {f"note {i}": note for i, note in enumerate(ours.notes, 1)}
@@ -214,8 +218,11 @@ def _config(config: TransformerConfig) -> Table:
 
 
 def _files(folder: Path) -> Table:
-    files = {p: p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    return _table({str(p.relative_to(folder)): f"{size:,} bytes" for p, size in files.items()}, "files")
+    """The files of a folder, or all parts of a GGUF file."""
+    paths = parts_of(folder) if folder.is_file() else sorted(folder.rglob("*"))
+    root = folder.parent if folder.is_file() else folder
+    files = {str(path.relative_to(root)): path.stat().st_size for path in paths if path.is_file()}
+    return _table({name: f"{size:,} bytes" for name, size in files.items()}, "files")
 
 
 def _table(facts: dict[str, str], title: str | None = None) -> Table:

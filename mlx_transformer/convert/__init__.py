@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlx_transformer.families.conversion import to_peft as to_peft
     from mlx_transformer.families.marian_files.conversion import import_marian as import_marian
     from mlx_transformer.families.marian_files.conversion import to_marian as to_marian
+    from mlx_transformer.families.to_gguf import to_gguf as to_gguf
 else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
@@ -20,6 +21,7 @@ else:
             "pads_either_side": "mlx_transformer.families.conversion",
             "to_huggingface": "mlx_transformer.families.conversion",
             "to_peft": "mlx_transformer.families.conversion",
+            "to_gguf": "mlx_transformer.families.to_gguf",
             "import_marian": "mlx_transformer.families.marian_files.conversion",
             "to_marian": "mlx_transformer.families.marian_files.conversion",
         },

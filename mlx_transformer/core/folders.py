@@ -33,6 +33,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin
 CONFIG_KEYS = {"model_type", "architectures", "vocab_size", "d_model"}
 """A model's config.json has at least one of these. Other programs also name their settings config.json."""
 MARIAN_FILES = (".npz", ".bin")
+GGUF = ".gguf"
 IMPORTED = (
     *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
     *("umt5", "xlm-roberta", "gpt2", "llama", "mistral", "qwen2", "qwen3"),
@@ -45,8 +46,8 @@ NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")
 """Parts of names that fit `HUB_NAME` but that the Hub refuses."""
 
 Model = Literal["a checkpoint", "a run", "an adapter", "a published adapter", "an ONNX model", "a published model"]
-Other = Literal["a Triton model", "a Marian model", "a file", "a special file", "a folder", "a name on the Hub"]
-What = Model | Other | Literal["nothing"]
+Other = Literal["a Triton model", "a Marian model", "a GGUF model", "a file", "a special file", "a folder"]
+What = Model | Other | Literal["a name on the Hub", "nothing"]
 A_CHECKPOINT, AN_ONNX_FOLDER, A_MODEL = "a checkpoint", "an ONNX folder", "a checkpoint or an ONNX folder"
 FOLDER_OF_CHECKPOINT = f"checkpoint folder ({CONFIG}, {WEIGHTS})"
 
@@ -151,7 +152,7 @@ class Place:
     @property
     def is_importable(self) -> bool:
         """Whether `import` makes a checkpoint of it."""
-        return self.what in ("a published model", "a published adapter")
+        return self.what in ("a published model", "a published adapter", "a GGUF model")
 
     def error(self, needed: str) -> UserError:
         """The error of a command that needs another kind of path: the kind found, and how to convert it.
@@ -173,6 +174,7 @@ class Place:
             "a published adapter": make,
             "a published model": make if model_type in IMPORTED else known,
             "a Marian model": make,
+            "a GGUF model": make,
         }
         texts = {
             "a checkpoint": damaged if missing else None,
@@ -183,6 +185,8 @@ class Place:
             "a name on the Hub": "no such folder",
             "nothing": f"no such {'file' if path.suffix in FILES else 'folder'}",
         }
+        if what == "a folder" and (files := sorted(path.glob(f"*{GGUF}"))):
+            texts["a folder"] = f"a folder of GGUF files; name one of them: {files[0]}"
         here = texts.get("a file" if path.is_file() and what == "an ONNX model" else what)
         return UserError(
             "{}: {}",
@@ -241,6 +245,7 @@ LIKELY: Table = (
 )
 """Further rows for folders that lack files or have no telling file names."""
 FILES: dict[str, What] = {".onnx": "an ONNX model", **dict.fromkeys(MARIAN_FILES, "a Marian model")}
+FILES[GGUF] = "a GGUF model"
 SAVED = f"checkpoints/step-*/{MANIFEST}"
 """Manifests of the checkpoints saved during a run."""
 

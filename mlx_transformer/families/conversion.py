@@ -25,7 +25,7 @@ from mlx_transformer.core.checkpoint import (
     weights_digest,
 )
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
+from mlx_transformer.core.folders import GGUF, MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.positions import reordered
@@ -36,6 +36,7 @@ from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settin
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_json, read_object
+from mlx_transformer.system.gguf_files import parts_of
 from mlx_transformer.system.manifest import CARD
 from mlx_transformer.system.tensors import write_tensors
 from mlx_transformer.text.tokenizer import checked_tokenizer
@@ -43,15 +44,26 @@ from mlx_transformer.text.tokenizer import checked_tokenizer
 from .added import summary
 from .chat import read_chat
 from .encoder_text import lower_cased
-from .engine import Published, channel_order, differences, exported, imported, of_mlx_lm, stored_as, with_integers
+from .engine import (
+    Family,
+    Published,
+    channel_order,
+    differences,
+    exported,
+    imported,
+    of_mlx_lm,
+    stored_as,
+    with_integers,
+)
 from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
 from .generation import settings_of, with_first_end
+from .gguf import as_in_gguf, read_gguf_model
 from .hub import Found, find_model, place_of
 from .languages import OF_LANGUAGES
 from .mlx_adapter import mlx_files
 from .peft import WEIGHTS as PEFT_WEIGHTS
 from .peft import changes_of_modules, peft_files, read_peft
-from .sentence_folder import read_sentence_folder
+from .sentence_folder import SentenceFolder, read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
 from .weights import FORMS
@@ -77,21 +89,52 @@ class Imported(NamedTuple):
 
 
 def read_published(folder: Path) -> Imported:
-    """Return the model of a folder of `transformers`; `UserError` as `import_huggingface` says."""
+    """Return the model of a folder of `transformers` or of a GGUF file; `UserError` as `import_huggingface` says."""
+    if Place.of(folder).what == "a GGUF model":
+        return _read_gguf(folder)
     sentences = read_sentence_folder(folder) if Place.of(folder).holds(MODULES) else None
     folder = folder if sentences is None else sentences.network
     adapter = read_peft(folder)
     network = folder if adapter is None else adapter.base
     source = with_first_end(read_folder(network))
-    model_type = source.config.get("model_type")
-    if model_type not in list(FAMILIES):
-        what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
-        raise UserError(f"{folder}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
-    family, notes = stored_as(FAMILIES[model_type], source), list[str]()
+    family, notes = stored_as(_family(source), source), list[str]()
     if adapter is not None:
         source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)
         folder = folder if (folder / JOINT).is_file() else network
+    where = network / (GENERATION if source.generation else CONFIG)
+    return _converted(source, family, folder, where, notes, sentences)
+
+
+def _read_gguf(path: Path) -> Imported:
+    found = read_gguf_model(path)
+    source = with_first_end(found.published)
+    with TemporaryDirectory() as folder:
+        for name, text in found.texts.items():
+            (Path(folder) / name).parent.mkdir(exist_ok=True)
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        return _converted(source, as_in_gguf(_family(source), found.fields), Path(folder), path, found.notes)
+
+
+def _family(source: Published) -> Family:
+    model_type = source.config.get("model_type")
+    if model_type not in list(FAMILIES):
+        what = "names no model_type" if model_type is None else f"model_type is {model_type!r:.60}"
+        raise UserError(f"{source.path}: {what}; these can be imported: {', '.join(sorted(FAMILIES))}")
+    return FAMILIES[model_type]
+
+
+def _converted(
+    source: Published,
+    family: Family,
+    folder: Path,
+    where: Path,
+    notes: list[str],
+    sentences: SentenceFolder | None = None,
+) -> Imported:
+    """folder: where the tokenizer's files are. where: the file that says how the model generates. notes: what has been
+    left behind."""
+    model_type = family.model_type
     config, weights = imported(family, source)
     heads = family.other_heads(config, source.tensors)
     weights, quantization = stored_tensors(weights)
@@ -102,7 +145,6 @@ def read_published(folder: Path) -> Imported:
         config = with_ends(config, tokenizer)
     if tokenizer is not None:
         notes += summary(tokenizer, config, settings_of_text(folder))
-    where = network / (GENERATION if source.generation else CONFIG)
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
@@ -171,7 +213,9 @@ def as_checkpoint(model: str | Path) -> Iterator[Path]:
 
 
 def sources(folder: Path) -> list[Path]:
-    """Return the config and the weights of a published folder."""
+    """Return the config and the weights of a published folder, or all parts of a GGUF file."""
+    if folder.suffix == GGUF:
+        return parts_of(folder)
     names = (
         CONFIG,
         PEFT_CONFIG,

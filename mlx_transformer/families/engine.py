@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.folders import GGUF
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.parameters import parameter_shapes, quantizable_shapes
 from mlx_transformer.core.positions import channels, reordered, sinusoids
@@ -44,6 +45,11 @@ class Published:
     """The contents of generation_config.json, {} if there is none."""
     tensors: Tensors
     """Arrays in their files (`system/tensors.py`)."""
+
+    @property
+    def config_file(self) -> Path:
+        """Where the config is, for errors: config.json, or the GGUF file itself."""
+        return self.path if self.path.is_file() else self.path / "config.json"
 
 
 @dataclass(frozen=True)
@@ -254,7 +260,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     Quantised matrices are `Packed`, but for tables that are added only, which become floats of the same values.
     Biases that are off by default in our config are left out if all their values are zero.
     """
-    config = config_of(family, published.config, published.generation, published.path / "config.json")
+    config = config_of(family, published.config, published.generation, published.config_file)
     family = stored_as(family, published)
     tensors = with_integers(family, published).tensors
     config = _tied_as_stored(family, _pooled_as_stored(family, config, tensors), tensors)
@@ -309,7 +315,7 @@ def with_integers(family: Family, published: Published) -> Published:
     tensors, values = published.tensors, published.config.get(KEY, published.config.get(SAME_KEY))
     if values is None or not any(name.endswith(".scales") for name in tensors):
         return published
-    config = config_of(family, published.config, published.generation, published.path / "config.json")
+    config = config_of(family, published.config, published.generation, published.config_file)
     shapes, matrices = parameter_shapes(config), dict[str, tuple[int, ...]]()
     for parameter, (names, _) in family.places(config).items():
         present = (name for name in names if name in tensors and f"{name.removesuffix('.weight')}.scales" in tensors)
@@ -319,7 +325,7 @@ def with_integers(family: Family, published: Published) -> Published:
         read = {k: v for k, v in values.items() if k in known} if isinstance(values, dict) else values
         schemes = from_config(read, {name: tensor.shape for name, tensor in tensors.items()}, matrices)
     except UserError as error:
-        raise UserError(f"{published.path / 'config.json'}: {error}") from error
+        raise UserError(f"{published.config_file}: {error}") from error
     return dataclasses.replace(published, tensors=packed_tensors(tensors, schemes))
 
 
@@ -327,7 +333,7 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
     """Our config from their files. Raises `UserError` with the path `where` and all problems."""
     fields, problems = family.read_config(config, generation)
     if problems:
-        raise refusal(where, problems, where.parent)
+        raise refusal(where, problems, where if where.suffix == GGUF else where.parent)
     try:
         return TransformerConfig.from_dict(fields)
     except UserError as error:

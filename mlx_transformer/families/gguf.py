@@ -65,6 +65,8 @@ class Architecture:
     model_type: str
     turned: bool = False
     """Queries and keys have their rows in the order that pairs neighbours, and not halves."""
+    biased: bool = False
+    """Attention and feed-forward nets may have biases."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Further keys, or others than usual."""
     layer: Mapping[str, str] = field(default_factory=dict)
@@ -96,13 +98,14 @@ def _windows(every: int, base: float | None) -> Callable[[Values], Values]:
 GEMMA3_KEYS = {**WINDOW, **CAPS, PATTERN: "sliding_window_pattern"}
 GEMMA3_KEYS |= {"rope.freq_base_swa": "rope.freq_base_swa"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", turned=True),
+    "llama": Architecture("llama", turned=True, biased=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", turned=True, implied=lambda config: {"no_rope_layer_interval": 4}),
     "granite": Architecture(
         "granite",
         turned=True,
+        biased=True,
         keys={"embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier"}
         | {"residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"},
     ),
@@ -145,6 +148,8 @@ class FromGguf(NamedTuple):
     """A file as a folder of `transformers`."""
 
     published: Published
+    fields: Values
+    """Fields of our config for which config.json has no keys."""
     texts: dict[str, str]
     """{name: text} of the tokenizer's files."""
     notes: list[str]
@@ -154,10 +159,10 @@ def read_gguf_model(path: Path) -> FromGguf:
     """A file's model, whose numbers stay in the file. Raises `UserError` for a file that is damaged, and for what in it
     isn't read, with all problems."""
     file = read_gguf(path)
-    name = file.pairs.get("general.architecture")
-    if file.pairs.get("general.type", "model") != "model":
-        raise UserError(f"{path}: holds {file.pairs['general.type']!r:.40}, not a model")
-    if name not in list(ARCHITECTURES):
+    name, kind = (file.pairs.get(f"general.{key}", "model") for key in ("architecture", "type"))
+    if not isinstance(kind, str) or kind != "model":
+        raise UserError(f"{path}: general.type is {kind!r:.40}, not a model")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise UserError(f"{path}: general.architecture is {name!r:.40}; these can be imported: {known}")
     architecture = ARCHITECTURES[name]
@@ -166,11 +171,16 @@ def read_gguf_model(path: Path) -> FromGguf:
     if schemes:
         config[KEY] = to_config(schemes)
     texts, notes = text_files(file.pairs, str(path))
-    return FromGguf(Published(path, config, {}, tensors), texts, notes)
+    fields: Values = {}
+    if FREQUENCIES in file.tensors:
+        divisors = _shortest(file.tensors[FREQUENCIES])
+        fields["rotary_scaling"] = {"kind": "divisors", "divisors": divisors}
+    return FromGguf(Published(path, config, {}, tensors), fields, texts, notes)
 
 
-def as_in_gguf(family: Family) -> Family:
-    """The family with its matrices (out, in) and Gemma's norms as 1 + w, as GGUF stores them."""
+def as_in_gguf(family: Family, fields: Values | None = None) -> Family:
+    """The family with its matrices (out, in) and Gemma's norms as 1 + w, as GGUF stores them. fields: of our config, in
+    addition."""
 
     def names(config: Any) -> dict[str, str | At]:
         return {
@@ -178,7 +188,7 @@ def as_in_gguf(family: Family) -> Family:
             for ours, at in family.names(config).items()
         }
 
-    return replace(family, names=names)
+    return replace(family, names=names, derived=lambda values: family.derived(values) | (fields or {}))
 
 
 class _Keys:
@@ -192,7 +202,7 @@ class _Keys:
         """An int or a float; of a list of equal ones the first."""
         value = self.left.pop(key, default)
         listed = value.tolist() if isinstance(value, np.ndarray) else [value]
-        if len({*listed}) > 1:
+        if len(listed) > 1 and any(each != listed[0] for each in listed):
             self.problems.append(f"{self.name}.{key} has several values: layers of several sizes aren't read")
         elif (
             not listed or (value is not None and type(listed[0]) not in (int, float)) or not abs(listed[0] or 0) < 1e300
@@ -240,10 +250,8 @@ def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
             keys.problems.append(f"{name}.attention.value_length is {value}, and keys have {width}")
         if (turned := keys.size("rope.dimension_count", width)) != width:
             config["partial_rotary_factor"] = turned / width
-        config |= {
-            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        }
+        biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+        config |= {theirs: architecture.biased and ours in file.tensors for theirs, ours in biases.items()}
         config |= _scaling(file, config, keys)
     for key, theirs in wanted.items():
         if key == PATTERN:
@@ -265,15 +273,13 @@ def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
 
 def _means(value: Any) -> bool:
     """Whether a key's value changes the model; 0, false and "none" don't."""
-    return bool(np.any(value)) if isinstance(value, np.ndarray) else value not in (0, False, "none", "")
+    return bool(np.any(value)) if isinstance(value, np.ndarray) else value not in (0, False, "none", "", [])
 
 
 def _scaling(file: GgufFile, config: Values, keys: _Keys) -> Values:
     """rope_scaling, and what belongs to it."""
     kind, factor = keys.word("rope.scaling.type", "none"), keys.number("rope.scaling.factor", 1.0)
     length = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
-    if FREQUENCIES in file.tensors:
-        return {"rope_scaling": {"rope_type": "divisors", "divisors": _shortest(file.tensors[FREQUENCIES])}}
     if all(name in file.tensors for name in FACTORS.values()):
         scaling: Values = {"rope_type": "longrope"}
         scaling |= {theirs: _shortest(file.tensors[name]) for theirs, name in FACTORS.items()}
@@ -298,7 +304,10 @@ def _shortest(tensor: GgufTensor) -> list[float]:
 
 def _special_ids(file: GgufFile) -> Values:
     """Ids by role; null where the file has none, so that no default counts."""
-    ids = {role: file.pairs.get(f"{TEXT_KEYS}{role}_token_id") for role in ("bos", "eos", "eot", "eom", "padding")}
+    keys = _Keys(file, TEXT_KEYS)
+    ids = {role: keys.number(f"{role}_token_id") for role in ("bos", "eos", "eot", "eom", "padding")}
+    if keys.problems:
+        raise refusal(file.path, keys.problems, file.path)
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot", "eom") if ids[role] is not None))
     return {
         "bos_token_id": ids["bos"],
@@ -374,4 +383,5 @@ def _fit_halves(tensor: GgufTensor, kind: BlockType) -> bool:
     """Whether the biases are float16 numbers: products by a power of two, which only overflow."""
     if kind.offsets is not None:
         return True
-    return bool((np.abs(kind.biases(tensor.blocks())) <= np.finfo(np.float16).max).all())
+    with np.errstate(all="ignore"):
+        return bool((np.abs(kind.biases(tensor.blocks())) <= np.finfo(np.float16).max).all())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from mlx_transformer.system.errors import UserError, shortened
 if TYPE_CHECKING:
     from mlx_transformer.core.config import TransformerConfig
 
-KEYS = "tokenizer.ggml."
+KEYS = "tokenizer.ggml"
 TEMPLATE = "tokenizer.chat_template"
 MARK, BYTES = "\u2581", re.compile("<0x[0-9A-F]{2}>")
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
@@ -67,11 +66,11 @@ def text_files(pairs: Mapping[str, Any], where: str) -> tuple[dict[str, str], li
     where: the file, for errors. Raises `UserError` for a vocabulary that contradicts itself or whose kind isn't read.
     """
     published = pairs.get("tokenizer.huggingface.json")
-    kind = pairs.get(f"{KEYS}model")
-    if kind is None and published is None:
+    kind = pairs.get(f"{KEYS}.model", "no_vocab")
+    if isinstance(kind, str) and kind in ("no_vocab", "none"):
         return {}, ["no tokenizer (the file has none)"]
-    if kind not in ("gpt2", "llama"):
-        raise UserError(f"{where}: {KEYS}model is {kind!r:.60}; read are gpt2 and llama (SentencePiece's BPE)")
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+        raise UserError(f"{where}: {KEYS}.model is {kind!r:.60}; read are gpt2 and llama (SentencePiece's BPE)")
     vocabulary = _Vocabulary(pairs, where)
     texts = {"tokenizer.json": published if isinstance(published, str) else vocabulary.json(kind)}
     texts["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles()})
@@ -93,17 +92,17 @@ class _Vocabulary:
         self._pairs, self._where = pairs, where
         self.tokens: list[str] = self._list("tokens")
         self.ids, count = {token: id for id, token in enumerate(self.tokens)}, len(self.tokens)
-        types = pairs.get(f"{KEYS}token_type")
+        types = pairs.get(f"{KEYS}.token_type")
         self.types: list[int] = [NORMAL] * count if types is None else self._list("token_type", count)
         if len(self.ids) != count:
             raise self._wrong("tokens has a token twice")
 
     def _wrong(self, what: str) -> UserError:
-        return UserError(f"{self._where}: {KEYS}{what}: damaged; restore it from a copy")
+        return UserError(f"{self._where}: {KEYS}.{what}: damaged; restore it from a copy")
 
     def _list(self, key: str, count: int | None = None) -> list[Any]:
         """The values of a key: strings, or as many numbers as there are tokens."""
-        values = self._pairs.get(f"{KEYS}{key}")
+        values = self._pairs.get(f"{KEYS}.{key}")
         found = values.tolist() if isinstance(values, np.ndarray) else values
         kinds = (str,) if count is None else (int, float)
         if not isinstance(found, list) or not found or not all(type(value) in kinds for value in found):
@@ -113,7 +112,7 @@ class _Vocabulary:
         return found
 
     def id_of(self, role: str) -> int | None:
-        id = self._pairs.get(f"{KEYS}{role}_token_id")
+        id = self._pairs.get(f"{KEYS}.{role}_token_id")
         if id is None:
             return None
         if type(id) is not int or not 0 <= id < len(self.tokens):
@@ -149,7 +148,7 @@ class _Vocabulary:
         special = {}
         for role, wanted in (("bos", before), ("eos", False)):
             id = self.id_of(role)
-            if id is None or self._pairs.get(f"{KEYS}add_{role}_token", wanted) is not True:
+            if id is None or self._pairs.get(f"{KEYS}.add_{role}_token", wanted) is not True:
                 continue
             token = self.tokens[id]
             special[token] = {"id": token, "ids": [id], "tokens": [token]}
@@ -160,15 +159,15 @@ class _Vocabulary:
         return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
 
     def _byte_level(self) -> dict[str, Any]:
-        pre = self._pairs.get(f"{KEYS}pre", "default")
-        if pre not in list(CUT):
+        pre = self._pairs.get(f"{KEYS}.pre", "default")
+        if not isinstance(pre, str) or pre not in CUT:
             raise UserError(
-                f"{self._where}: {KEYS}pre is {pre!r:.60}, a way to cut text that isn't read; {', '.join(CUT)} are"
+                f"{self._where}: {KEYS}.pre is {pre!r:.60}, a way to cut text that isn't read; {', '.join(CUT)} are"
             )
         merges = [pair.split(" ") for pair in self._list("merges")]
         if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
             raise self._wrong(f"merges: {shortened(wrong[0], 40)!r} is no pair of tokens")
-        known, space = self.ids, self._pairs.get(f"{KEYS}add_space_prefix") is True
+        known, space = self.ids, self._pairs.get(f"{KEYS}.add_space_prefix") is True
         if unknown := [pair for pair in merges if not {*pair, "".join(pair)} <= known.keys()]:
             raise self._wrong(f"merges: {shortened(' '.join(unknown[0]), 40)!r} are no tokens")
         byte_level = {"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": True, "use_regex": False}
@@ -190,7 +189,7 @@ class _Vocabulary:
         }
 
     def _pieces(self) -> dict[str, Any]:
-        prefix = self._pairs.get(f"{KEYS}add_space_prefix", True) is True
+        prefix = self._pairs.get(f"{KEYS}.add_space_prefix", True) is True
         first = [{"type": "Prepend", "prepend": MARK}] if prefix else []
         back: list[Any] = [{"type": "Replace", "pattern": {"String": MARK}, "content": " "}]
         back += [{"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -222,17 +221,20 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
     return [[tokens[left], tokens[right]] for *_, left, right in sorted(pairs)]
 
 
-def text_keys(text: str, config: TransformerConfig, where: Path) -> tuple[dict[str, Any], list[str]]:
+UNSAID = "no tokenizer (llama.cpp has no such way to cut text)"
+
+
+def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], list[str]]:
     """The keys of a tokenizer.json, or those of a file without a vocabulary and a note of the reason."""
     values = json.loads(text)
     model = values["model"]
-    vocabulary, ids = model.get("vocab"), {"bos": config.bos_id, "eos": config.eos_id, "padding": config.pad_id}
+    vocabulary = model.get("vocab")
     before = _parts(values.get("pre_tokenizer"), "pretokenizers")
     after = _parts(values.get("normalizer"), "normalizers")
     pieces = after[-1:] == [SPACES] and not before
     pre = None if pieces else _name_of_cut(before, model.get("ignore_merges") is True)
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or (pre is None and not pieces):
-        return {f"{KEYS}model": "no_vocab"}, ["no tokenizer (llama.cpp has no such way to cut text)"]
+        return {f"{KEYS}.model": "no_vocab"}, [UNSAID]
     tokens = [f"[PAD{id}]" for id in range(config.vocab_size)]
     types = np.full(len(tokens), UNUSED, np.int32)
     for token, id in vocabulary.items():
@@ -241,20 +243,20 @@ def text_keys(text: str, config: TransformerConfig, where: Path) -> tuple[dict[s
         id, content = entry["id"], entry["content"]
         tokens[id], types[id] = content, CONTROL if entry.get("special") else USER_DEFINED
     unknown = vocabulary.get(model.get("unk_token"))
-    if unknown is not None:
-        ids["unknown"], types[unknown] = unknown, UNKNOWN if pieces else types[unknown]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    pairs: dict[str, Any] = {f"{KEYS}model": "llama" if pieces else "gpt2", f"{KEYS}pre": pre or "default"}
-    pairs |= {f"{KEYS}tokens": tokens, f"{KEYS}token_type": types}
+    pairs: dict[str, Any] = {f"{KEYS}.model": "llama" if pieces else "gpt2", f"{KEYS}.pre": pre or "default"}
+    pairs |= {f"{KEYS}.tokens": tokens, f"{KEYS}.token_type": types}
     if pieces:
-        pairs[f"{KEYS}scores"] = _scores(tokens, merges)
+        pairs[f"{KEYS}.scores"] = _scores(tokens, merges)
     else:
-        pairs[f"{KEYS}merges"] = merges
-    pairs |= {f"{KEYS}{role}_token_id": id for role, id in ids.items()}
-    ends = json.dumps(values.get("post_processor"))
-    pairs |= {f"{KEYS}add_{role}_token": json.dumps(tokens[ids[role]]) in ends for role in ("bos", "eos")}
+        pairs[f"{KEYS}.merges"] = merges
+    if unknown is not None:
+        pairs[f"{KEYS}.unknown_token_id"] = unknown
+        types[unknown] = UNKNOWN if pieces else types[unknown]
+    ends, ids = json.dumps(values.get("post_processor")), {"bos": config.bos_id, "eos": config.eos_id}
+    pairs |= {f"{KEYS}.add_{role}_token": json.dumps(tokens[ids[role]]) in ends for role in ("bos", "eos")}
     prefix = len(after) > 1 if pieces else before[-1].get("add_prefix_space") is True
-    return pairs | {f"{KEYS}add_space_prefix": prefix}, []
+    return pairs | {f"{KEYS}.add_space_prefix": prefix}, []
 
 
 def _parts(component: Any, inside: str) -> list[Any]:

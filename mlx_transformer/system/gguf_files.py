@@ -128,6 +128,14 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(path, parts[0].pairs, tensors)
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files of a split file, by the name of any of them; else the file alone."""
+    match = SPLIT.fullmatch(path.name)
+    if match is None:
+        return [path]
+    return [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+
+
 def _read_part(path: Path) -> GgufFile:
     with open_file(path) as file:
         reader = _Reader(path, file)

@@ -99,6 +99,7 @@ MISTAKES = [
         "distil nowhere --source x -o x",
     ),
     *("merge nowhere nowhere -o x", "quantize nowhere x", "to-huggingface nowhere x", "to-marian nowhere x"),
+    "to-gguf nowhere x",
 ]
 
 

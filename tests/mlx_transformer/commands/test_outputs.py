@@ -62,7 +62,8 @@ OF_ITS_KIND = {"export": "onnx", "train": "run"}
 """What a command may replace by --force, for it made it and doesn't read it."""
 BESIDE_OTHERS = ("train", "distil")
 """They write into a folder with a person's files in it, and leave those as they are."""
-OF_CHECKPOINTS = set("average quantize merge distil export to-huggingface to-peft to-marian shortlist validate".split())
+OF_CHECKPOINTS = set("average quantize merge distil export to-huggingface to-peft to-gguf to-marian shortlist".split())
+OF_CHECKPOINTS.add("validate")
 
 
 @pytest.mark.parametrize(("command", "output"), OUTPUTS)

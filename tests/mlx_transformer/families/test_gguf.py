@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 
+from mlx_transformer.convert import import_huggingface, to_gguf
+from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.positions import rotary_frequencies
 from mlx_transformer.core.quantization import KEY, Scheme
+from mlx_transformer.families.conversion import read_published
 from mlx_transformer.families.gguf import ARCHITECTURES, halves, read_gguf_model
-from mlx_transformer.families.gguf_text import text_files
+from mlx_transformer.families.gguf_text import UNSAID, text_files, text_keys
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.gguf_files import read_gguf, write_gguf
+from mlx_transformer.system.tensors import number_type
+from mlx_transformer.text.tokenizer import Tokenizer
 
 WORDS = {"tokenizer.ggml.model": "no_vocab"}
 SIZES = {"embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "attention.head_count": 4}
@@ -29,14 +37,18 @@ def text_pairs() -> dict:
     return {f"tokenizer.ggml.{key}": value for key, value in {**keys, "eos_token_id": 0, "bos_token_id": 0}.items()}
 
 
-def model(tmp_path, name="llama", keys=None, tensors=None, text=None, **changed):
-    """Write and read a file of two layers. changed: keys behind the architecture's name; None: without."""
-    own = {key: value for key, value in {**SIZES, **(keys or {}), **changed}.items() if value is not None}
+def write(tmp_path, name="llama", keys=None, tensors=None, text=None) -> Path:
+    """Write a file of two layers. keys: behind the architecture's name; None: without."""
+    own = {key: value for key, value in {**SIZES, **(keys or {})}.items() if value is not None}
     pairs = {"general.architecture": name} | {f"{name}.{key}": value for key, value in own.items()} | (text or {})
     embedding = np.arange(10 * 64, dtype=np.float32).reshape(10, 64)
     arrays = {"token_embd.weight": (embedding, "F32"), **(tensors or {})}
     write_gguf(tmp_path / "x.gguf", pairs, arrays)
-    return read_gguf_model(tmp_path / "x.gguf")
+    return tmp_path / "x.gguf"
+
+
+def model(*arguments, **options):
+    return read_gguf_model(write(*arguments, **options))
 
 
 def test_queries_and_keys_get_their_rows_back(tmp_path, text_pairs):
@@ -119,9 +131,9 @@ def test_keys_become_those_of_config_json(name, keys, expected, tmp_path):
 
 def test_tables_of_frequencies_belong_to_the_config(tmp_path):
     table = {"rope_freqs.weight": (np.array([1, 1.1, 8], np.float32), "F32")}
-    found = model(tmp_path, tensors=table).published
-    assert found.config["rope_scaling"] == {"rope_type": "divisors", "divisors": [1.0, 1.1, 8.0]}
-    assert list(found.tensors) == ["model.embed_tokens.weight"]
+    found = model(tmp_path, tensors=table)
+    assert found.fields == {"rotary_scaling": {"kind": "divisors", "divisors": [1.0, 1.1, 8.0]}}
+    assert list(found.published.tensors) == ["model.embed_tokens.weight"]
     table = {
         f"rope_factors_{n}.weight": (np.array([1.5, i], np.float32), "F32") for i, n in enumerate(("short", "long"))
     }
@@ -208,3 +220,82 @@ def test_a_vocabulary_that_is_not_read(changed, expected, text_pairs):
     pairs = text_pairs | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
     with pytest.raises(UserError, match=expected):
         text_files(pairs, "x.gguf")
+
+
+def test_a_vocabulary_comes_back(text_pairs):
+    """What is written of a tokenizer.json makes the same one again."""
+    sizes = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "vocab_size": 262}
+    config = TransformerConfig.from_dict({**sizes, "pad_id": 3, "bos_id": 0, "eos_id": 0})
+    pieces = {"model": "llama", "scores": -np.arange(260, dtype=np.float32), "add_bos_token": True}
+    for changed in ({}, {"pre": "smollm"}, {"pre": "llama-bpe", "add_bos_token": True}, {"pre": "tekken"}, pieces):
+        pairs = text_pairs | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
+        text = text_files(pairs, "x.gguf")[0]["tokenizer.json"]
+        keys, notes = text_keys(text, config)
+        back = text_files({**keys, "tokenizer.ggml.bos_token_id": 0}, "x.gguf")[0]["tokenizer.json"]
+        again = tokenizers.Tokenizer.from_str(back)
+        made, line = tokenizers.Tokenizer.from_str(text), "hello hehelo 12<tool> \u00e9<|end|>"
+        assert (again.encode(line).ids, notes) == (made.encode(line).ids, [])
+        assert keys["tokenizer.ggml.tokens"][260:] == ["[PAD260]", "[PAD261]"]
+    ours = Tokenizer.train(["one two"], 270).to_json()
+    assert text_keys(ours, config) == ({"tokenizer.ggml.model": "no_vocab"}, [UNSAID])
+
+
+GOLDEN = Path(__file__).parent / "golden_decoders"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-biased", "llama3", "llama-linear", "qwen2", "hunyuan"])
+def test_a_model_written_and_read_is_the_same(name, tmp_path):
+    """llama.cpp computes the same logits of these files; frequencies of Llama 3 are a table there."""
+    import_huggingface(GOLDEN / name, tmp_path / "model")
+    notes = to_gguf(tmp_path / "model", tmp_path / "x.gguf")
+    assert notes == ["no tokenizer (the checkpoint has none)"]
+    import_huggingface(tmp_path / "x.gguf", tmp_path / "back")
+    before, after = open_checkpoint(tmp_path / "model"), open_checkpoint(tmp_path / "back")
+    for parameter, array in before.tensors():
+        np.testing.assert_array_equal(after.tensor(parameter), array.astype(np.float32))
+    np.testing.assert_allclose(rotary_frequencies(after.config), rotary_frequencies(before.config), rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-wide", "activation='gelu', there 'silu'"),
+        ("qwen3-biased", "attention_bias=True, there False"),
+        ("qwen3-yarn", "'truncate': False, .*'attention_factor': 1.3"),
+        ("gpt2-unscaled", "attention_scale=1.0, there None"),
+    ],
+)
+def test_what_llama_cpp_can_not_say_is_refused(name, expected, tmp_path):
+    import_huggingface(GOLDEN / name, tmp_path / "model")
+    with pytest.raises(UserError, match=expected):
+        to_gguf(tmp_path / "model", tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_matrices_of_other_types(tmp_path):
+    """Rows that are no blocks become float16, which is said; what isn't float32 comes back in its own type."""
+    import_huggingface(GOLDEN / "qwen2", tmp_path / "model")
+    shapes = {name: array.shape for name, array in open_checkpoint(tmp_path / "model").tensors() if array.ndim == 2}
+    for kind, bits in (("f16", 0), ("bf16", 0), ("q8_0", 8), ("q4_0", 4)):
+        notes = to_gguf(tmp_path / "model", tmp_path / f"{kind}.gguf", kind)
+        import_huggingface(tmp_path / f"{kind}.gguf", tmp_path / kind)
+        found = open_checkpoint(tmp_path / kind)
+        blocks = {name for name, (_, width) in shapes.items() if bits and width % 32 == 0}
+        assert {name: scheme.bits for name, scheme in found.quantization.items()} == dict.fromkeys(blocks, bits)
+        assert any("are float16" in note for note in notes) == bool(bits and len(blocks) < len(shapes))
+        for name in shapes.keys() - blocks:
+            wide = open_checkpoint(tmp_path / "model").tensor(name).astype(np.float32)
+            narrow = number_type("bfloat16" if kind == "bf16" else "float16")
+            np.testing.assert_array_equal(found.tensor(name).astype(np.float32), wide.astype(narrow).astype(np.float32))
+    with pytest.raises(UserError, match="type='q6_k': choose one of f32"):
+        to_gguf(tmp_path / "model", tmp_path / "x.gguf", "q6_k")
+
+
+def test_a_gguf_file_is_a_place(tmp_path, text_pairs):
+    with pytest.raises(UserError, match=r"is a GGUF model, and here a checkpoint is needed; make one of it: .* import"):
+        open_checkpoint(write(tmp_path))
+    with pytest.raises(UserError, match=r"a folder of GGUF files; name one of them: .*x\.gguf"):
+        open_checkpoint(tmp_path)
+    table = {"rope_freqs.weight": (np.ones(8, np.float32), "F32")}
+    with pytest.raises(UserError, match=r"x\.gguf: weights don't fit config.json: 19, .* missing model\.layers"):
+        read_published(write(tmp_path, tensors=table, text=text_pairs))
