@@ -44,6 +44,7 @@ BLANK = re.compile(r"<(extra_id|unk|mask)_\d+>|<mask>")
 USUAL: Mapping[str, Any] = {"truncation_side": "right", "add_bos_token": True, "add_eos_token": True}
 """{unread key of tokenizer_config.json: the value we behave by}; another value changes the model's input."""
 CLEAN_UP = "clean_up_tokenization_spaces"
+SWITCHES = ("legacy", "legacy_behaviour", "add_prefix_space", "separate_vocabs", CLEAN_UP)
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
@@ -88,10 +89,13 @@ def checked_settings(settings: Mapping[str, Any], where: Path) -> Mapping[str, A
     """What tokenizer_config.json says of tokens. `UserError` for a value of another type than that of its key."""
 
     kinds = {**dict.fromkeys((*ROLE_KEYS, MASK_KEY), "a token"), **dict.fromkeys(LISTS, "a list of tokens")}
-    for key, kind in {**kinds, "added_tokens_decoder": "an object"}.items():
+    kinds |= dict.fromkeys(SWITCHES, "true or false") | {"added_tokens_decoder": "an object"}
+    for key, kind in kinds.items():
         value: Any = settings.get(key)
         each = value.values() if isinstance(value, dict) else value
         fits = isinstance(value, dict) if kind == "an object" else _is_token(value)
+        if kind == "true or false":
+            fits = isinstance(value, bool)
         if kind == "a list of tokens":
             fits = isinstance(value, list | dict) and all(map(_is_token, each))
         if value is not None and not fits:

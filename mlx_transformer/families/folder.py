@@ -112,14 +112,14 @@ def read_folder(path: Path) -> Published:
 def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:
     """Return the text of a tokenizer.json that fits the model; else None and a note of the reason.
 
-    It is made of the files of the family, or where there are none that can be used it is the folder's own: others than
-    ours may cut text in another way. `UserError` for one that is damaged: it may be the model's.
+    It is made of the files of the family, or where there are none it is the folder's own: others than ours may cut text
+    in another way. `UserError` for one that is damaged: it may be the model's.
     """
     made, reason = read_text_files(path, config, model_type)
     if made is not None:
         return made, []
     file, reasons = path / TOKENIZER, [reason] if reason else []
-    if file.is_file():
+    if file.is_file() and not reason:
         text = read_text(file)
         hint = "restore it from a copy, or remove it: the model takes ids then"
         values = parse_json(text, f"{file}: damaged, or not JSON", hint)
