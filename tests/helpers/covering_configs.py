@@ -47,7 +47,7 @@ BY_HAND: Factors = {
         dict(attention_output_bias=True),
     ],
     "normed heads": [
-        {},
+        dict(query_key_norm=False, query_key_norm_place="before"),
         *(dict(query_key_norm=True, query_key_norm_place=place) for place in ("before", "after", "width")),
     ],
     "embedding scale": [{}, dict(scale_embeddings=False), dict(embedding_scale=2.5)],
