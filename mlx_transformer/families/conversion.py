@@ -65,7 +65,7 @@ from .peft import WEIGHTS as PEFT_WEIGHTS
 from .peft import changes_of_modules, peft_files, read_peft
 from .sentence_folder import SentenceFolder, read_sentence_folder
 from .table import FAMILIES, family_of
-from .text import languages_of_text, places_of_languages, settings_of_text, with_ends
+from .text import displaced_languages, languages_of_text, places_of_languages, settings_of_text, with_ends
 from .weights import FORMS
 
 ORIGIN = "origin.json"
@@ -145,6 +145,8 @@ def _converted(
         config = with_ends(config, tokenizer)
     if tokenizer is not None:
         notes += summary(tokenizer, config, settings_of_text(folder))
+    if unread := family.unread(source.config):
+        notes.append(f"config.json says what isn't read here, and the model may be another: {first_of(unread, ', ')}")
     notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
@@ -159,6 +161,7 @@ def _converted(
         settings[LANGUAGES] = languages
         settings |= places_of_languages(folder, model_type)
         settings |= languages_of_text(folder, languages, config, settings)
+        notes += displaced_languages(folder, config, languages)
     if config.architecture == "decoder":
         settings |= read_chat(folder, settings_of_text(folder))
     if sentences is not None:

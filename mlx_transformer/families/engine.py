@@ -150,6 +150,12 @@ class Family:
         sound = not problems and all(kind.accepts(fields[n]) for n, kind in kinds.items() if n in fields)
         return (self.derived(fields) if sound else fields), problems
 
+    def unread(self, config: Values) -> list[str]:
+        """What config.json says that no line reads and that may change what the model computes, e.g. ["alibi=True"]."""
+        read = {key for line in self.keys for key in line.defaults}
+        said = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
+        return [f"{k}={value!r:.40}" for k, value in said.items() if k not in read and not HARMLESS.fullmatch(k)]
+
     def write_config(self, config: Any) -> Values:
         """The contents of config.json, without the type of the weights."""
         one_size = config.architecture == "encoder-decoder" and config.source_vocab_size == config.vocab_size
@@ -403,6 +409,27 @@ HEADS = (
     Head(kind="spans", activation="gelu"),
 )
 """A head of each kind with a classifier, with all its parts."""
+OF_TRAINING = (
+    r"\w*(dropout|layerdrop|gradient_checkpointing|_loss)\w*|init\w*_(std|range|factor|cutoff_factor)|init_std"
+)
+OF_SEARCH = (
+    r"(max|min)_(new_tokens|length)|num_(beams|beam_groups|return_sequences)|do_sample|temperature|top_[kp]|typical_p"
+    r"|early_stopping|\w+_penalty|\w*no_repeat_ngram_size|(begin_)?suppress_tokens|bad_words_ids|remove_invalid_values"
+    r"|force\w*_(id|ids|generated)|generation_config|prefix|suffix|max_position|task_specific_params"
+)
+OF_FILES = (
+    r"_\w+|architectures|auto_map|model_type|torch_dtype|dtype|transformers\w*|tokenizer_class|torchscript|language|tags"
+    r"|(output|return|use_bfloat16|use_cache)\w*|\w*_tokens?(_ids?|_index)?|id2label|label2id|num_labels|problem_type"
+    r"|finetuning_task|chunk_size_feed_forward|is_encoder_decoder|pretraining_tp|quantization(_config)?"
+)
+OF_OLDER_VERSIONS = (
+    r"pooler_\w+|directionality|n_positions|n_ctx|static_position_embeddings|extra_pos_embeddings|normalize_\w+"
+    r"|add_(final_layer_norm|bias_logits)|save_step|sinusoidal_pos_embds|dense_act_fn|is_gated_act|num_hidden_layers"
+    r"|summary_\w+|deterministic_flash_attn|reference_compile|repad_logits_with_grad|sparse_pred_ignore_index"
+)
+HARMLESS = re.compile("|".join((OF_TRAINING, OF_SEARCH, OF_FILES, OF_OLDER_VERSIONS)))
+"""Keys of config.json that no line reads and `transformers` doesn't compute with, or only while training; those of the
+search are read where it is set up."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
 

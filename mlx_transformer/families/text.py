@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mlx_transformer.generation.settings import (
     TARGET_LANGUAGE,
     TARGET_STARTS,
 )
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_object, read_text
 from mlx_transformer.text.added_tokens import AddedToken
 from mlx_transformer.text.published_ids import laid_out, roles_of
@@ -32,7 +32,7 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .added import ADDED, checked_settings, listed, makers_tokens, role_names, with_tokens
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
 from .json_pieces import byte_level_json, is_pieces, pieces_json
-from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, content_of, own_code
+from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, codes_of, content_of, own_code
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
@@ -323,6 +323,16 @@ def languages_of_text(
         begun = [code for code, id in languages.items() if id == start]
         found |= {TARGET_LANGUAGE: begun[0]} if begun else {}
     return found
+
+
+def displaced_languages(path: Path, config: TransformerConfig, languages: Collection[str]) -> list[str]:
+    """Note the languages of a vocab.json of M2M100 whose ids transformers 5 gave to tokens that the maker added."""
+    if not (path / VOCABULARY).is_file():
+        return []
+    first, usual = len(read_object(path / VOCABULARY)), " ".join(f"__{code}__" for code in M2M100.split())
+    every = codes_of(_added(path, config, settings_of_text(path), first, usual), config.vocab_size)
+    lost = [code for code in every if code not in languages]
+    return [f"languages whose ids are those of added tokens: {first_of(lost, ', ')}"] if lost else []
 
 
 def settings_of_text(path: Path) -> Mapping[str, Any]:

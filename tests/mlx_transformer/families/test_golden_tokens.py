@@ -9,10 +9,11 @@ import json
 
 import pytest
 import tokenizers
-from golden_tokens import FOLDERS, golden
+from golden_tokens import FOLDERS, GOLDEN, golden
 
 from mlx_transformer.families.added import summary, with_specials
-from mlx_transformer.families.folder import tokenizer_config
+from mlx_transformer.families.folder import read_languages, tokenizer_config
+from mlx_transformer.families.text import displaced_languages
 from mlx_transformer.text.tokenizer import Tokenizer
 
 
@@ -65,6 +66,13 @@ def test_a_package_is_cut_alike_by_the_library(made):
         assert backend.decode_batch(facts["ids"]) == facts["decoded"]
     again = with_specials(with_specials(specification, published=True), published=False)
     assert again == specification
+
+
+def test_languages_that_added_tokens_displace_are_told():
+    _, text, config = golden("v5/m2m100")
+    languages = read_languages(GOLDEN / "v5" / "m2m100", config, text)
+    [note] = displaced_languages(GOLDEN / "v5" / "m2m100", config, languages)
+    assert note.endswith(": af, am, ar")  # the first three of its list
 
 
 def test_the_summary_names_them(made):

@@ -66,6 +66,18 @@ def test_refused_configs(reason: str, tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+def test_what_is_not_read_and_may_matter_is_told(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "golden_encoders" / "bert", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "config.json"
+    values = json.loads(file.read_text())
+    idle = {"use_cache": True, "classifier_dropout": 0.3, "pruned_heads": {}, "rescale": False, "num_beams": 4}
+    file.write_text(json.dumps({**values, **idle}))
+    assert not [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "out") if "isn't read" in note]
+    file.write_text(json.dumps({**values, **idle, "alibi": True, "embedding_size": 64}))
+    [note] = [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "new") if "isn't read" in note]
+    assert note.endswith(": alibi=True, embedding_size=64")
+
+
 def test_a_model_of_ours_is_no_published_one(tmp_path: Path) -> None:
     folder = written(tmp_path)
     (tmp_path / "run").mkdir()
