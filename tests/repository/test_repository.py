@@ -158,9 +158,9 @@ def test_extras_that_bring_what_is_missing() -> None:
         package.replace("_", "-") for package in EXTRA_OF
     )
     [everything] = map(Requirement, project()["optional-dependencies"]["all"])
-    assert everything.extras == {"train", "export", "data", "plots", "text", "serve", "hub"}
+    assert everything.extras == {"train", "export", "data", "plots", "text", "serve", "hub", "chat"}
     [others_models] = map(Requirement, project()["optional-dependencies"]["convert"])
-    assert others_models.extras == {"export", "hub"}
+    assert others_models.extras == {"export", "hub", "chat"}
 
 
 def required(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
