@@ -22,6 +22,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -75,7 +76,7 @@ SPLIT_PATTERN = (
     r"|\p{Z}{1,32}"
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run, but for a published
-# decoder's, each of which has its own.
+# decoder's, each of which has its own: there Oniguruma gives up after ten million steps.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, WHITE_SPACE})
 TRUSTED_PATTERNS |= {" {2,}"}
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
@@ -245,7 +246,8 @@ class Tokenizer:
                 raise TypeError
             if self._exact is not None:
                 return [encoding.ids for encoding in self._exact.encodings(texts)]
-            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
+            with _giving_up():
+                return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
         except (UnicodeEncodeError, TypeError):
             for _ in unicode_texts(texts):  # says which one it is
                 pass
@@ -286,7 +288,8 @@ class Tokenizer:
         pattern = "|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)"
         text = re.sub(pattern, lambda found: f"{nonce}{places[found[0]]}{nonce}", text)
         [plain] = unicode_texts([text.replace(mark, "") if mark else text])
-        return [ids.get(id, id) for id in backend.encode(plain, add_special_tokens=False).ids]
+        with _giving_up():
+            return [ids.get(id, id) for id in backend.encode(plain, add_special_tokens=False).ids]
 
     @cached_property
     def _control(self) -> tuple[tokenizers.Tokenizer, dict[int, int], str]:
@@ -490,6 +493,20 @@ class Tokenizer:
         chosen = specification if self.separate else self._specification
         canonical = json.dumps(chosen, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@contextmanager
+def _giving_up() -> Iterator[None]:
+    """Raise `UserError` where the library's limit of steps ends a search for a file's own regular expression."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise UserError(
+            f"the tokenizer's own regular expression takes too long on this text ({error_line(error)}): shorten it, or "
+            "take the tokenizer from its maker"
+        ) from None
 
 
 def is_makers(specification: Mapping[str, Any]) -> bool:

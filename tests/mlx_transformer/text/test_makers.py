@@ -67,6 +67,14 @@ def test_a_folder_s_file_stays_as_it_is(tmp_path):
     assert (tmp_path / "again.json").read_bytes() == text.encode()
 
 
+def test_an_expression_that_takes_too_long_is_given_up():
+    values = json.loads(makers_json("qwen2"))
+    values["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a+)+$"
+    for encode in (Tokenizer(json.dumps(values)).encode, Tokenizer(json.dumps(values)).encode_control):
+        with pytest.raises(UserError, match="own regular expression takes too long on this text"):
+            encode("a" * 60 + "b")
+
+
 def test_other_models_are_refused():
     tokenizer = Tokenizer(makers_json("gpt2"))
     small = dataclasses.replace(DECODER, vocab_size=376, source_vocab_size=376, pad_id=0)
