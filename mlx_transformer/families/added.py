@@ -194,7 +194,9 @@ def summary(tokenizer: str, config: TransformerConfig, settings: Mapping[str, An
         if unnamed:
             which = f"{unnamed[0]} to {unnamed[-1]}" if len(unnamed) > 1 else f"{unnamed[0]}"
             lines.append(f"{len(unnamed)} of {rows} {side}rows of the table have no token (ids {which})")
-    ignored = [key for key, usual in USUAL.items() if settings.get(key, usual) not in (usual, None)]
+    added_ends = zip(("add_bos_token", "add_eos_token"), map(bool, whole.ends), strict=True) if whole.is_makers else ()
+    usually = {**USUAL, **dict(added_ends)}
+    ignored = [key for key, usual in usually.items() if settings.get(key, usual) not in (usual, None)]
     if config.has_decoder and settings.get(CLEAN_UP) is True:
         ignored.append(CLEAN_UP)
     if ignored:

@@ -258,13 +258,13 @@ class Tokenizer:
         where the vocabulary's texts have one. An empty text is the start token alone. control: spellings of control
         tokens are the tokens, and a start token that a text begins with isn't doubled."""
         if control:
-            plain, (before, _) = [self.encode_control(text) for text in texts], self._ends
+            plain, (before, _) = [self.encode_control(text) for text in texts], self.ends
             start = before if self.is_makers else [self.bos_id]
             return [ids if start and ids[: len(start)] == start else [*start, *ids] or [self.bos_id] for ids in plain]
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return [[self.bos_id, *ids[:-1]] for ids in rows]
-        behind = len(self._ends[1])
+        behind = len(self.ends[1])
         return [ids[: len(ids) - behind] or [self.bos_id] for ids in rows]
 
     def documents(self, texts: Sequence[str]) -> list[list[int]]:
@@ -272,7 +272,7 @@ class Tokenizer:
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return rows
-        before, behind = map(len, self._ends)
+        before, behind = map(len, self.ends)
         return [[*ids[before : len(ids) - behind], self.eos_id] for ids in rows]
 
     @cached_property
@@ -318,7 +318,7 @@ class Tokenizer:
         return backend, ids, nonce
 
     @cached_property
-    def _ends(self) -> tuple[list[int], list[int]]:
+    def ends(self) -> tuple[list[int], list[int]]:
         """The ids that a maker's file puts before and behind each text."""
         whole, plain = (self._backend.encode("a", add_special_tokens=special).ids for special in (True, False))
         first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)

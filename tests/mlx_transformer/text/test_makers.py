@@ -10,6 +10,7 @@ import pytest
 from makers_tokenizers import SPECIAL, START, hard_texts, makers_json
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.families.added import summary
 from mlx_transformer.families.folder import read_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
@@ -56,6 +57,15 @@ def test_what_a_post_processor_puts_behind_a_text_is_no_prompt():
     assert tokenizer.encode("cat") == [*plain.encode("cat"), 376]
     assert tokenizer.prompts(["cat", ""]) == [plain.encode("cat"), [7]]
     assert tokenizer.documents(["cat"]) == [[*plain.encode("cat"), 9]]
+
+
+@pytest.mark.parametrize(("kind", "starts"), [("qwen2", False), ("llama3", True)])
+def test_a_start_token_that_the_file_doesn_t_put_is_told(kind, starts):
+    """transformers' classes for some families add one by tokenizer_config.json, or leave it out."""
+    for asked in (None, starts, not starts):
+        notes = summary(makers_json(kind), DECODER, {"add_bos_token": asked, "add_eos_token": False})
+        told = "not done, though tokenizer_config.json asks for it: add_bos_token" in notes
+        assert told == (asked is not None and asked != starts)
 
 
 def test_a_folder_s_file_stays_as_it_is(tmp_path):
