@@ -47,6 +47,7 @@ from .chat import ADDITIONAL, OF_PROCESSORS
 from .engine import Published
 from .generation import published_settings
 from .languages import codes_of, listed_tokens
+from .mlx_lm import keys_of_mlx_lm
 from .sentence_folder import HEADS, LIMITS, PROMPTS, dense_weights, head_weights, sentence_files
 from .text import check_tokenizer, read_text_files
 from .weights import FORMS, open_weights
@@ -226,8 +227,9 @@ def write_folder(
     if quantization:
         entry = to_config(quantization)
         config = {**config, KEY: entry, SAME_KEY: entry}
-    texts: dict[str, Any] = {CONFIG: dict(sorted(config.items())) if mlx_lm else config}
+    texts: dict[str, Any] = {CONFIG: config}
     if mlx_lm:
+        texts[CONFIG] = dict(sorted({**config, **keys_of_mlx_lm(config)}.items()))
         sizes = {"total_size": sum(x.nbytes for x in tensors.values())}
         sizes["total_parameters"] = sum(math.prod(x.shape) for x in weights.values())
         texts[FORMS[0].index] = {"metadata": sizes, "weight_map": dict.fromkeys(sorted(tensors), WEIGHTS)}

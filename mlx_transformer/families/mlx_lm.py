@@ -13,6 +13,16 @@ ACTIVATIONS |= {"gemma3_text": "gelu_pytorch_tanh"}
 """The activation, where it isn't silu."""
 
 
+FULL = "full_attention"
+
+
+def keys_of_mlx_lm(config: Values) -> Values:
+    """Keys that mlx-lm alone reads, for a config.json that lacks them."""
+    layers = config.get("layer_types") or []
+    periodic = config.get("model_type") == "gemma3_text" and FULL in layers
+    return {"sliding_window_pattern": layers.index(FULL) + 1} if periodic else {}
+
+
 def unlike_mlx_lm(config: Values) -> list[str]:
     """Why mlx-lm's outputs for a folder with this config.json differ from those of `transformers`; [] if they don't.
 
@@ -30,7 +40,13 @@ def unlike_mlx_lm(config: Values) -> list[str]:
     checks = {
         f"it has {ACTIVATIONS.get(kind, 'silu')} for {act}": act != ACTIVATIONS.get(kind, "silu"),
         "it knows no sliding_window": kind not in WINDOWS and bool(slides) and "sliding_attention" in layers,
-        "it can't load layers that all have windows": kind in WINDOWS[:2] and slides and "full_attention" not in layers,
+        "it can't load layers that all have windows": kind in WINDOWS and slides and FULL not in layers,
+        "its windows follow a period": kind == "gemma3_text"
+        and any(
+            (layer == FULL) != ((i + 1) % (layers.index(FULL) + 1) == 0)
+            for i, layer in enumerate(layers)
+            if FULL in layers
+        ),
         "it ignores attention_factor and truncate of yarn": turned == "yarn"
         and not (rope.get("truncate", True) and math.isclose(rope.get("attention_factor") or usual, usual)),
         "its longrope has the long factors alone": turned == "longrope",

@@ -22,7 +22,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.quantization import Scheme
-from mlx_transformer.families.mlx_lm import unlike_mlx_lm
+from mlx_transformer.families.mlx_lm import keys_of_mlx_lm, unlike_mlx_lm
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
@@ -170,6 +170,15 @@ def test_where_mlx_lm_computes_otherwise(tmp_path, capsys):
     configs = {name: json.loads((folder / "config.json").read_text("utf-8")) for name, folder in folders.items()}
     reasons = {name: unlike_mlx_lm(config) for name, config in configs.items()}
     assert {name: why for name, why in reasons.items() if why} == UNLIKE
+    gemma = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64}
+    near, far = "sliding_attention", "full_attention"
+    for layers, pattern, why in (
+        ([near, near, far] * 2, {"sliding_window_pattern": 3}, []),
+        ([near, far, far], {"sliding_window_pattern": 2}, ["its windows follow a period"]),
+        ([near, near], {}, ["it can't load layers that all have windows"]),
+    ):
+        config = {**gemma, "layer_types": layers, "sliding_window": 4}
+        assert (keys_of_mlx_lm(config), unlike_mlx_lm(config)) == (pattern, why)
     import_huggingface(folders["mistral-window"], tmp_path / "model")
     main(["to-huggingface", str(tmp_path / "model"), str(tmp_path / "theirs"), "--mlx-lm"])
     assert "mlx-lm will give other logits: it knows no sliding_window" in capsys.readouterr().out
