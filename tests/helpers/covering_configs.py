@@ -38,7 +38,11 @@ BY_HAND: Factors = {
     "vocabulary": [{}, dict(source_vocab_size=53), dict(vocab_size=7)],
     "start": [{}, dict(pad_id=5, bos_id=5, eos_id=0), dict(pad_id=1, bos_id=2, eos_id=2)],
     "epsilon": [dict(norm_epsilon=1e-5), dict(norm_epsilon=1e-6)],
-    "rotary": [{}, dict(rotary_base=100.0), dict(rotary_width=2, rotary_scaling=YARN)],
+    "positions": [
+        *(dict(positions=kind) for kind in OPTIONS["positions"]),
+        dict(positions="rotary", rotary_width=2, rotary_scaling=YARN),
+    ],
+    "rotary base": [{}, dict(rotary_base=100.0)],
     "attention scale": [{}, dict(attention_scale=0.7)],
     "attention biases": [
         {},
