@@ -23,6 +23,8 @@ KEYS = "tokenizer.ggml"
 TEMPLATE = "tokenizer.chat_template"
 MARK, BYTES = "\u2581", re.compile("<0x[0-9A-F]{2}>")
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+MERGED = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+"""A step of Gemma's that changes nothing: its spaces are marks by then."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -231,7 +233,7 @@ def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], lis
     vocabulary = model.get("vocab")
     before = _parts(values.get("pre_tokenizer"), "pretokenizers")
     after = _parts(values.get("normalizer"), "normalizers")
-    pieces = after[-1:] == [SPACES] and not before
+    pieces = after[-1:] == [SPACES] and before in ([], [MERGED])
     pre = None if pieces else _name_of_cut(before, model.get("ignore_merges") is True)
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or (pre is None and not pieces):
         return {f"{KEYS}.model": "no_vocab"}, [UNSAID]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from makers_tokenizers import SPECIAL, START, hard_texts, makers_json
 
 from mlx_transformer.convert import import_huggingface, to_gguf
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -222,22 +223,27 @@ def test_a_vocabulary_that_is_not_read(changed, expected, text_pairs):
         text_files(pairs, "x.gguf")
 
 
-def test_a_vocabulary_comes_back(text_pairs):
-    """What is written of a tokenizer.json makes the same one again."""
-    sizes = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "vocab_size": 262}
-    config = TransformerConfig.from_dict({**sizes, "pad_id": 3, "bos_id": 0, "eos_id": 0})
-    pieces = {"model": "llama", "scores": -np.arange(260, dtype=np.float32), "add_bos_token": True}
-    for changed in ({}, {"pre": "smollm"}, {"pre": "llama-bpe", "add_bos_token": True}, {"pre": "tekken"}, pieces):
-        pairs = text_pairs | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
-        text = text_files(pairs, "x.gguf")[0]["tokenizer.json"]
-        keys, notes = text_keys(text, config)
-        back = text_files({**keys, "tokenizer.ggml.bos_token_id": 0}, "x.gguf")[0]["tokenizer.json"]
-        again = tokenizers.Tokenizer.from_str(back)
-        made, line = tokenizers.Tokenizer.from_str(text), "hello hehelo 12<tool> \u00e9<|end|>"
-        assert (again.encode(line).ids, notes) == (made.encode(line).ids, [])
-        assert keys["tokenizer.ggml.tokens"][260:] == ["[PAD260]", "[PAD261]"]
-    ours = Tokenizer.train(["one two"], 270).to_json()
-    assert text_keys(ours, config) == ({"tokenizer.ggml.model": "no_vocab"}, [UNSAID])
+@pytest.mark.parametrize("kind", [kind for kind in SPECIAL if kind != "llama2-metaspace"])
+def test_a_vocabulary_comes_back(kind):
+    """What is written of a maker's tokenizer.json cuts and joins text as that does."""
+    made = tokenizers.Tokenizer.from_str(text := makers_json(kind))
+    size, start = made.get_vocab_size() + 2, made.token_to_id(START.get(kind, "")) or 0
+    sizes, end = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "vocab_size": size}, 5
+    keys, notes = text_keys(text, TransformerConfig.from_dict({**sizes, "pad_id": 3, "bos_id": start, "eos_id": end}))
+    assert notes == []
+    assert keys["tokenizer.ggml.tokens"][-2:] == [f"[PAD{size - 2}]", f"[PAD{size - 1}]"]
+    texts, _ = text_files({**keys, "tokenizer.ggml.bos_token_id": start, "tokenizer.ggml.eos_token_id": end}, "x.gguf")
+    again = tokenizers.Tokenizer.from_str(texts["tokenizer.json"])
+    for line in hard_texts(kind):
+        assert (ids := made.encode(line).ids) == again.encode(line).ids, line
+        assert made.decode(ids) == again.decode(ids)
+
+
+@pytest.mark.parametrize("text", [Tokenizer.train(["one two"], 270).to_json(), makers_json("llama2-metaspace")])
+def test_a_vocabulary_that_llama_cpp_lacks(text):
+    """Ours has its own expression; Metaspace puts no mark before a space, as llama.cpp does."""
+    config = TransformerConfig.from_dict({"architecture": "encoder", "decoder_layers": 0, "vocab_size": 300})
+    assert text_keys(text, config) == ({"tokenizer.ggml.model": "no_vocab"}, [UNSAID])
 
 
 GOLDEN = Path(__file__).parent / "golden_decoders"
