@@ -18,6 +18,7 @@ import two_vocabularies
 from command_line import ending_model
 from foreign_json import BGE, write_sentences
 from hub_server import COMMIT
+from makers_tokenizers import makers_json
 from marian_models import KINDS, STUDENT, write_model
 from safetensors.numpy import load_file
 from tiny_run import write_pairs, write_recipe
@@ -26,13 +27,14 @@ from web_package import write_web_package
 
 from export import export_onnx, export_search
 from mlx_transformer import Transformer, cli
-from mlx_transformer.convert import import_huggingface, import_marian, to_huggingface
+from mlx_transformer.convert import import_huggingface, import_marian, to_gguf, to_huggingface
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.families.llama import LLAMA
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.trainer import Trainer
@@ -115,6 +117,7 @@ def make(folder: Path) -> None:
         torch_archives.save(folder / name / "pytorch_model.bin", load_file(weights), legacy=name == "of-old-torch")
         weights.unlink()
     write_published(folder)
+    write_gguf(folder)
     write_model(folder / "of-marian", STUDENT, integers=True)
     write_model(folder / "of-marian-npz", KINDS["two vocabularies"])
     import_marian(folder / "of-marian", folder / "student")
@@ -136,6 +139,17 @@ def make(folder: Path) -> None:
     write_texts(folder)
     expected = {name: call("translate", folder / name, "--input", folder / "in.txt") for name in MODELS}
     (folder / "expected.json").write_text(json.dumps(expected), encoding="utf-8")
+
+
+def write_gguf(folder: Path) -> None:
+    """of-llama (a checkpoint with a maker's tokenizer), and as llama.cpp's files f32.gguf and q8_0.gguf."""
+    text, size = makers_json("smollm2"), 400
+    sizes = {"vocab_size": size, "d_model": 64, "heads": 4, "key_value_heads": 2, "d_ff": 96, "decoder_layers": 1}
+    ids = {"pad_id": 3, "bos_id": 1, "eos_id": 2, "max_positions": 64, "activation": "silu"}
+    config = TransformerConfig.from_dict({**LLAMA.ours, **sizes, **ids, "tie_embeddings": "target-output"})
+    save_checkpoint(folder / "of-llama", config, Transformer(config).weights(), text)
+    for kind in ("f32", "q8_0"):
+        to_gguf(folder / "of-llama", folder / f"{kind}.gguf", kind)
 
 
 def write_published(folder: Path) -> None:

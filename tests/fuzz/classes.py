@@ -206,6 +206,13 @@ CLASSES = (
         20,
     ),
     Class(
+        "GGUF",
+        ("f32.gguf", "q8_0.gguf"),
+        one_of(*[on("*.gguf", damage.in_gguf)] * 9, on("*.gguf", damage.to_no_file)),
+        ("import {f}/f32.gguf {f}/new", "import {f}/q8_0.gguf {f}/new", "info {f}/q8_0.gguf"),
+        30,
+    ),
+    Class(
         "Marian's own files",
         ("of-marian", "of-marian-npz"),
         one_of(

@@ -6,10 +6,15 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 from zipfile import ZipFile
+
+import numpy as np
+
+from mlx_transformer.system.gguf_files import read_gguf, write_gguf
 
 NUMBERS = [
     *(0, -1, 1, 2, 3, 7, 64, 255, 300, 1000, 4096, 65535, 65536, 99999, 10**6, 2**20, 2**31 - 1, 2**31, 2**32, 2**40),
@@ -139,6 +144,35 @@ def in_safetensors(random: Random, path: Path) -> None:
     except ValueError:
         text = b"{}"
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(payload))
+
+
+def in_gguf(random: Random, path: Path) -> None:
+    """To a key's value, to a number before the tensors, or to its bytes."""
+    how = random.random()
+    if how < 0.3:
+        path.write_bytes(in_bytes(random, path.read_bytes()))
+        return
+    file = read_gguf(path)
+    if how < 0.6:
+        data, end = bytearray(path.read_bytes()), min(tensor.begin for tensor in file.tensors.values())
+        for _ in range(random.choice([1, 1, 3])):
+            at = random.randrange(4, random.choice([32, 600, end]) - 8)
+            number = random.choice([n for n in NUMBERS if isinstance(n, int) and 0 <= n < 2**64])
+            data[at : at + 8] = random.choice([struct.pack("<Q", number), struct.pack("<I", number % 2**32)])
+        path.write_bytes(data)
+        return
+    pairs = dict(file.pairs)
+    for key in random.choices(list(pairs), k=random.choice([1, 1, 2])):
+        value = random.choice([nasty(random), *[[], ["a", "b"], np.zeros(0, np.float32), np.array([1, 2], np.int32)]])
+        pairs[key] = value if isinstance(value, str | bool | np.ndarray) or value in ([], ["a", "b"]) else 7
+        if isinstance(value, int | float) and abs(value) < 1e38:
+            pairs[key] = np.array([value], np.float64)[:1] if random.random() < 0.3 else float(value)
+            pairs[key] = value if isinstance(value, int) and 0 <= value < 2**32 else pairs[key]
+    tensors = {
+        name: (np.asarray(tensor.stored()), "F32") for name, tensor in file.tensors.items() if random.random() < 0.98
+    }
+    with suppress(UnicodeEncodeError):
+        write_gguf(path, pairs, tensors)
 
 
 def in_archive(random: Random, path: Path) -> None:
