@@ -150,7 +150,7 @@ def mlx_step(preset: str, variant: str) -> tuple[Callable[[], None], int, Callab
     arithmetic = Arithmetic("bfloat16" if variant == "bfloat16" else "float32")
     step = TrainStep(model, Optimizer(model, TrainingOptions(optimizer="adam")), 0.1, 1.0, arithmetic)
     if variant == "decoder":
-        documents = [[*row, 2] for row in ids[0][:, 1:].tolist()]
+        documents = [[1, *row, 2] for row in ids[0][:, 1:].tolist()]
         batches = [PackedBatches(documents, batch_tokens=rows * length, row_length=8 * length).batches(0)[0]]
     else:
         cut = rows // PARTS if variant == "parts" else rows

@@ -1,7 +1,7 @@
 """Text in one language: documents from files, packed into batches for a decoder, or corrupted for a model to restore.
 
 `documents` says whether each line or each whole file is a document. A `.jsonl` file has one object per line: {"text":
-...}, or {"prompt": ..., "completion": ...}, of which only the completion is learned. Files may be packed (.gz, .zst).
+...}, {"prompt": ..., "completion": ...} or, for a decoder, {"messages": [...]}. Files may be packed (.gz, .zst).
 
 `PackedBatches` packs documents into rows of equal length, B rows of L tokens, with hardly any padding. A document that
 fits into a row isn't cut; a longer document is cut into pieces, each learned by itself. Documents in a row don't see
@@ -17,6 +17,7 @@ Shapes: B rows, S tokens, M tokens to restore per row.
 from __future__ import annotations
 
 import glob
+import json
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,17 +39,22 @@ from .ragged import padded, ragged
 
 Cut = Literal["line", "file"]
 HINT = "restore it from a copy"
+ASSISTANT = "assistant"
+"""The role of a model in a conversation."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts to learn. `prompts[i]`, often "", comes before `texts[i]` and is not learned.
+    """Texts to learn. `prompts[i]`, often "", comes before `texts[i]`.
 
-    digests: SHA-256 of the text, for run.json.
+    Where `chats[i]` is a conversation, {"messages": [...]}, maybe with "tools", `texts[i]` is its JSON. digests:
+    SHA-256 of the text, for run.json.
     """
 
     texts: list[str]
     prompts: list[str]
+    chats: Sequence[dict[str, Any] | None] = ()
+    """() without any conversation."""
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -65,32 +71,35 @@ class Documents:
         yield from self.texts
 
     def select(self, indices: Sequence[int]) -> Documents:
-        return Documents([self.texts[i] for i in indices], [self.prompts[i] for i in indices])
+        chats = [self.chats[i] for i in indices] if self.chats else ()
+        return Documents([self.texts[i] for i in indices], [self.prompts[i] for i in indices], chats)
 
 
-def read_documents(where: str, documents: Cut | None = None) -> tuple[Documents, int]:
+def read_documents(where: str, documents: Cut | None = None, chats: bool = False) -> tuple[Documents, int]:
     """Read (documents, number of empty documents left out) from a file, a folder with subfolders, or a pattern, e.g.
     "src/**/*.py".
 
-    documents: whether a line or a whole file is a document; None: lines of a single file, else whole files. Raises
-    UserError, e.g. if a file is missing, not UTF-8 or not JSON lines, or there is no text.
+    documents: whether a line or a whole file is a document; None: lines of a single file, else whole files. chats:
+    whether lines of JSON may be conversations. Raises UserError, e.g. if a file is missing, not UTF-8 or not JSON
+    lines, or there is no text.
     """
     files = list(_files(where))
     is_single = len(files) == 1 and str(files[0]) == where
     cut = documents or ("line" if is_single else "file")
-    pairs: list[tuple[str, str]] = []
+    read: list[Entry] = []
     watch = within_memory(where)
     for path in files:
         if unpacked_suffix(path) == ".jsonl":
-            pairs += _jsonl(path, watch)
+            read += _jsonl(path, watch, chats)
         elif cut == "file":
-            pairs.append(("", whole_text(path, watch=watch, hint=HINT)))
+            read.append(("", whole_text(path, watch=watch, hint=HINT), None))
         else:
-            pairs += [("", line) for lines in line_blocks(path, watch=watch, hint=HINT) for line in lines]
-    usable = [(prompt, text) for prompt, text in pairs if text.strip()]
+            read += [("", line, None) for lines in line_blocks(path, watch=watch, hint=HINT) for line in lines]
+    usable = [entry for entry in read if entry[1].strip()]
     if not usable:
         raise UserError(f"{where}: holds no text; give files with text in them")
-    return Documents([text for _, text in usable], [prompt for prompt, _ in usable]), len(pairs) - len(usable)
+    prompts, texts, conversations = map(list, zip(*usable, strict=True))
+    return Documents(texts, prompts, conversations if any(conversations) else ()), len(read) - len(usable)
 
 
 def _files(where: str) -> Iterator[Path]:
@@ -106,17 +115,32 @@ def _files(where: str) -> Iterator[Path]:
     yield from files
 
 
-def _jsonl(path: Path, watch: WatchBytes) -> Iterator[tuple[str, str]]:
+Entry = tuple[str, str, dict[str, Any] | None]
+"""(prompt, text, conversation)"""
+
+
+def _jsonl(path: Path, watch: WatchBytes, chats: bool) -> Iterator[Entry]:
+    forms = ['{"text": ...}', '{"prompt": ..., "completion": ...}', '{"messages": [...]}'][: 3 if chats else 2]
     for where, _, entry in chain.from_iterable(json_blocks(path, watch=watch, hint=HINT)):
         entry = entry if isinstance(entry, dict) else {}
+        if chats and "messages" in entry:
+            if not _is_conversation(entry["messages"]):
+                raise UserError(f"{where}: messages is no list of objects with a role, one of them the assistant's")
+            yield "", json.dumps(entry, ensure_ascii=False, sort_keys=True), entry
+            continue
         prompt, text = entry.get("prompt", ""), entry.get("completion", entry.get("text"))
         if not isinstance(text, str) or not isinstance(prompt, str):
-            raise UserError(f'{where}: needs {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
-        yield prompt, text
+            raise UserError(f"{where}: needs {' or '.join(forms)}")
+        yield prompt, text, None
 
 
-Piece = tuple[NDArray, int]
-"""(ids, number of first targets not to learn, i.e. the prompt): ids[:-1] are the inputs, ids[1:] the targets."""
+def _is_conversation(messages: Any) -> bool:
+    roles = [m.get("role") if isinstance(m, dict) else None for m in messages] if isinstance(messages, list) else []
+    return ASSISTANT in roles and all(isinstance(role, str) for role in roles)
+
+
+Piece = tuple[NDArray, NDArray]
+"""(ids, which of them are learned): ids[:-1] are the inputs, ids[1:] the targets."""
 
 
 @dataclass(frozen=True)
@@ -136,26 +160,31 @@ class PackedBatch:
 class PackedBatches(BatchesByEpoch[PackedBatch]):
     """The batches of a corpus of documents, for any epoch.
 
-    documents: lists of ids that end with eos. prompts: for each document the ids before it that are not learned,
-    without bos and eos. Rows have `row_length` tokens, and batches as many rows as `batch_tokens` allows. settings: the
-    fields of `BatchSettings`. Only documents whose prompt already fills a row are dropped, and counted in `dropped`.
+    documents: lists of ids behind a start token. learned: for each document whether to learn each id; None: all. Rows
+    have `row_length` tokens, and batches as many rows as `batch_tokens` allows. settings: the fields of
+    `BatchSettings`. Documents of which nothing is learned in their first row, as the prompt fills it, are dropped, and
+    counted in `dropped`.
     """
 
     def __init__(
         self,
         documents: Sequence[Sequence[int]],
-        prompts: Sequence[Sequence[int]] | None = None,
+        learned: Sequence[Sequence[bool]] | None = None,
         *,
         row_length: int = 256,
         **settings: Any,
     ):
         s = BatchSettings(**settings)
         super().__init__(s.seed)
-        self.pad_id, self.bos_id, self.row_length = s.pad_id, s.bos_id, row_length
-        both = list(zip(prompts or [()] * len(documents), documents, strict=True))
-        fitting = [(prompt, ids) for prompt, ids in both if len(prompt) < row_length]
+        self.pad_id, self.row_length = s.pad_id, row_length
+        every = ([True] * len(ids) for ids in documents)
+        both = [
+            (np.array(ids, np.int32), np.array(own, bool))
+            for ids, own in zip(documents, every if learned is None else learned, strict=True)
+        ]
+        fitting = [(ids, own) for ids, own in both if own[1 : row_length + 1].any()]
         self.dropped = len(both) - len(fitting)
-        self._pieces = [piece for prompt, ids in fitting for piece in _pieces(prompt, ids, row_length, s.bos_id)]
+        self._pieces = [piece for ids, own in fitting for piece in _pieces(ids, own, row_length)]
         if not self._pieces:
             raise UserError("no document fits rows of {} tokens; raise {max_length}", row_length)
         self._rows = _pack([len(ids) - 1 for ids, _ in self._pieces], row_length)
@@ -178,21 +207,21 @@ class PackedBatches(BatchesByEpoch[PackedBatch]):
         for row, packed in enumerate(part):
             start = 0
             for number, piece in enumerate(self._rows[packed], start=1):
-                tokens, unlearned = self._pieces[piece]
+                tokens, learned = self._pieces[piece]
                 place = slice(start, start + len(tokens) - 1)
-                ids[row, place], targets[row, place] = tokens[:-1], tokens[1:]
-                targets[row, start : start + unlearned] = self.pad_id
+                ids[row, place], targets[row, place] = tokens[:-1], np.where(learned[1:], tokens[1:], self.pad_id)
                 segments[row, place] = number
                 start = place.stop
         single = segments.max() <= 1  # a causal decoder doesn't see padding on the right, so no segments are needed
         return PackedBatch(ids, targets, None if single else segments, int((targets != self.pad_id).sum()))
 
 
-def _pieces(prompt: Sequence[int], document: Sequence[int], length: int, bos_id: int) -> Iterator[Piece]:
-    """Cut a document with its prompt into pieces of a row's length."""
-    ids = np.array([bos_id, *prompt, *document], np.int32)
+def _pieces(ids: NDArray, learned: NDArray, length: int) -> Iterator[Piece]:
+    """Cut a document into pieces of a row's length; those of which nothing is learned are left out."""
     for start in range(0, len(ids) - 1, length):
-        yield ids[start : start + length + 1], max(0, len(prompt) - start)
+        place = slice(start, start + length + 1)
+        if learned[start + 1 : place.stop].any():
+            yield ids[place], learned[place]
 
 
 def _pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:

@@ -110,6 +110,33 @@ def prompt(
     return ids
 
 
+def answers(
+    chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
+) -> tuple[list[int], list[bool]]:
+    """Return the ids of a whole conversation, and which of them the assistant wrote, up to the end of its turn. What
+    the template writes otherwise once other turns follow, as Qwen3's leaves out earlier reasoning, doesn't count."""
+    mark = _unused(repr([messages, options]))
+    protect = _marking(tokenizer.control_tokens, mark)
+
+    def written(count: int, begin_answer: bool) -> tuple[str, list[int]]:
+        text = _rendered(chat, messages[:count], options, begin_answer, protect)
+        return text, tokenizer.encode_control(text, mark)
+
+    whole, ids = written(len(messages), False)
+    by_model = [False] * len(ids)
+    for i in (i for i, message in enumerate(messages) if message.get("role") == "assistant"):
+        (before, begun), (_, ended) = written(i, True), written(i + 1, False)
+        if whole.startswith(before):
+            first, last = _common(ids, begun), _common(ids, ended)
+            by_model[first:last] = [True] * (last - first)
+    return ids, by_model
+
+
+def _common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many ids two rows begin with alike."""
+    return next((n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
+
+
 def _rendered(
     chat: ChatTemplates,
     messages: Messages,

@@ -25,6 +25,8 @@ class TrainArguments(TypedDict, total=False):
     text: str | PathLike[str] | None
     valid_text: str | PathLike[str] | None
     documents: Literal["line", "file"] | None
+    learned: Literal["answers", "all"]
+    chat_date: str | None
     valid_pairs: str | PathLike[str] | None
     source_prompt: str | None
     target_prompt: str | None

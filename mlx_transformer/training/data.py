@@ -82,7 +82,7 @@ def _plain(recipe: Recipe, seed: int) -> RunData:
         return RunData(*built_in.documents(options.corpus, seed), None, 0)
     files: dict[str, tuple[Any, Any, Any, str]] = {
         "documents": (
-            partial(read_documents, documents=options.documents),
+            partial(read_documents, documents=options.documents, chats=recipe.training.objective == "language-model"),
             options.text,
             options.valid_text,
             "documents",

@@ -14,7 +14,7 @@ from mlx_transformer.core.config import Architecture, TransformerConfig
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.data.batches import TaughtBatches, TokenBatches
 from mlx_transformer.data.corpus import ParallelText
-from mlx_transformer.data.documents import DenoisingBatches, Documents, MaskedBatches, PackedBatches
+from mlx_transformer.data.documents import ASSISTANT, DenoisingBatches, Documents, MaskedBatches, PackedBatches
 from mlx_transformer.data.epochs import BatchesByEpoch
 from mlx_transformer.data.labelled import Labelled, LabelledBatches, LabelledRows, encoded
 from mlx_transformer.data.matches import MatchBatches, Matches
@@ -26,6 +26,7 @@ from mlx_transformer.generation.evaluate import score
 from mlx_transformer.generation.likelihood import perplexity_of
 from mlx_transformer.runtime.decoding import evaluating
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.chat import ChatOptions, ChatTemplates, answers
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .encoder_step import ContrastiveStep, HeadStep, VectorStep
@@ -51,6 +52,8 @@ class Reading:
     """How a text's vector is made, for objectives that learn vectors."""
     teach: Callable[[Sequence[str]], NDArray[np.float32]] | None = None
     """texts -> the teacher's vectors (N, W), for distillation."""
+    chat: ChatTemplates | None = None
+    """The templates of the checkpoint that a decoder starts from, if it has some."""
 
     @property
     def most(self) -> int:
@@ -98,12 +101,35 @@ def _pairs(text: TrainingText | ParallelText, how: Reading) -> Examples:
     return text.examples(how.tokenizer, how.options.max_length)
 
 
-def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[int]]]:
-    """Encode documents, and their prompts without eos."""
-    return how.tokenizer.documents(text.texts), [ids[:-1] for ids in how.tokenizer.documents(text.prompts)]
+def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[bool]]]:
+    """Encode documents behind their prompts and the start token: (ids, which of them are learned). What a model with a
+    chat template reads as prompt and completion is a conversation of two messages, as in mlx-lm."""
+    rows: list[list[int]] = []
+    learned: list[list[bool]] = []
+    plain = how.tokenizer.prompts(text.prompts), how.tokenizer.documents(text.texts)
+    for i, (before, ids) in enumerate(zip(*plain, strict=True)):
+        entry = text.chats[i] if text.chats else None
+        if entry is None and text.prompts[i] and how.chat is not None:
+            pair = zip(("user", ASSISTANT), (text.prompts[i], text.texts[i]), strict=True)
+            entry = {"messages": [{"role": role, "content": content} for role, content in pair]}
+        if entry is None:
+            row, own = [*before, *ids], [False] * len(before) + [True] * len(ids)
+        elif how.chat is None:
+            raise UserError("messages are written by a chat template: start from a checkpoint that has one")
+        else:
+            options = ChatOptions(tools=entry.get("tools"), date=how.options.chat_date)
+            row, own = answers(how.chat, how.tokenizer, entry["messages"], options)
+            if not any(own) and how.options.learned == "answers":
+                raise UserError(
+                    f"conversation {i + 1}: no answer is found, as the chat template begins one otherwise than it "
+                    "writes one: set learned to all"
+                )
+        rows.append(row)
+        learned.append([True] * len(row) if how.options.learned == "all" else own)
+    return rows, learned
 
 
-def _language_model(text: tuple[list[list[int]], list[list[int]]], cut: Cutting) -> PackedBatches:
+def _language_model(text: tuple[list[list[int]], list[list[bool]]], cut: Cutting) -> PackedBatches:
     return PackedBatches(*text, row_length=max(cut.options.max_length, tuning().shortest), **cut.common)
 
 

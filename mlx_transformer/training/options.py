@@ -88,11 +88,16 @@ class DataOptions(TextFiles):
     """Their translations."""
     text: str | None = None
     """Plain text for other objectives: a file, a folder or a pattern, e.g. "src/**/*.py"; also .gz or .zst. Each line
-    of a .jsonl file is {"text": ...} or {"prompt": ..., "completion": ...}, of which the prompt is not learned."""
+    of a .jsonl file is {"text": ...}, {"prompt": ..., "completion": ...} or {"messages": [...]}."""
     valid_text: str | None = None
     """Plain text for validation; unset: one document in a hundred is set aside, at most 1000."""
     documents: Literal["line", "file"] | None = None
     """Whether each line or each file of the text is a document; unset: each line of a single file, else each file."""
+    learned: Literal["answers", "all"] = "answers"
+    """What a decoder learns of prompts with completions and of messages: the completions, and what the assistant says
+    (answers), or all text (all)."""
+    chat_date: str | None = None
+    """Date that chat templates write into messages, e.g. 2026-01-31; unset: the day on which the run begins."""
     valid_pairs: str | None = None
     """One file with sources and targets for validation, as for pairs."""
     source_prompt: str | None = None

@@ -14,6 +14,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ FOR = {
     "data": {
         **dict.fromkeys(("source_prompt", "target_prompt", "batch_pairs"), ("contrastive",)),
         **dict.fromkeys(("labelled", "valid_labelled"), ("classification",)),
+        **dict.fromkeys(("learned", "chat_date"), ("language-model",)),
     },
     "training": {
         **dict.fromkeys(("temperature", "symmetric", "chunk"), ("contrastive",)),
@@ -271,6 +273,12 @@ class Recipe(ModelOptions):
     def _placement(self) -> str:
         """The default of norm_placement: the preset's, or else `NORM_PLACEMENT`."""
         return PRESETS[self.preset].get("norm_placement", NORM_PLACEMENT)
+
+    def dated(self) -> Recipe:
+        """The recipe with the date that chat templates write, so that a resumed run writes the same."""
+        if self.data.chat_date is not None or self.training.objective != "language-model":
+            return self
+        return replace(self, data=replace(self.data, chat_date=date.today().isoformat()))
 
     def recorded(self, batch_tokens: int) -> Recipe:
         """The recipe as run.json records it, so that --resume works from any folder and with later defaults.

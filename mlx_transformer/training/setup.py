@@ -31,6 +31,7 @@ from mlx_transformer.core.outputs import is_within
 from mlx_transformer.core.parameters import parameter_count, parameter_shapes
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.data.labelled import Labelled
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, SPECIAL_TOKENS, read_settings
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
 from mlx_transformer.runtime.transformer import Transformer
@@ -39,6 +40,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.progress import quiet_progress
 from mlx_transformer.system.tensors import to_float32
+from mlx_transformer.text.chat import ChatTemplates
 from mlx_transformer.text.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 
 from .data import RunData, train_tokenizer
@@ -127,7 +129,13 @@ class Start:
         teach = None
         if recipe.training.teacher is not None and self.embedding is not None:
             teach = Teacher(recipe.training.teacher, self.embedding.width(self.config.d_model))
-        return Reading(self.tokenizer, data, self.config, self.embedding, teach)
+        return Reading(self.tokenizer, data, self.config, self.embedding, teach, self._chat())
+
+    def _chat(self) -> ChatTemplates | None:
+        """The chat templates of the checkpoint; None without some."""
+        settings = {} if self.folder is None else read_settings(self.folder, self.config)
+        templates = settings.get(CHAT_TEMPLATES)
+        return ChatTemplates(templates, settings.get(SPECIAL_TOKENS, {})) if templates else None
 
     def model(self, precision: str = "float32") -> Transformer:
         """Make the model with its first weights in float32. Under an adapter quantised weights stay integers, and those

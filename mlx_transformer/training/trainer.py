@@ -162,6 +162,7 @@ class Trainer:
             check_folder(out, resume, force)  # early, before minutes go into reading text
             check_apart(recipe, out)
         check_start(recipe)
+        recipe = recipe.dated()
         self.out = out
         self.data = data or load_data(recipe)
         known = tokenizer_path(out) if resume else None

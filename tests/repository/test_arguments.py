@@ -98,7 +98,7 @@ def test_arguments_of_train_are_the_keys_of_recipes():
     for name, hint in keys.items():
         if name in ("corpora", "layer_pattern"):
             assert given[name] == Sequence[Mapping[str, Any]]
-        elif name in ("head", "decoder"):
+        elif name in ("head", "decoder", "rotary_scaling"):
             assert given[name] == Mapping[str, Any]
         elif name in (*PATHS, "start_from", "teacher"):
             assert given[name] == str | os.PathLike[str] | None

@@ -41,23 +41,27 @@ def attention(
     observe: Observe = unobserved,
     bias: Array | None = None,
     weigh: Callable[[Array], Array] | None = None,
-    scale: float | None = None,
-    cap: float | None = None,
+    score: Callable[[Array], Array] | None = None,
 ) -> Array:
     """Compute Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k) + bias) V: equation 1, for the last two axes.
 
     `allowed` (broadcast to (..., L, S)): True where a query may attend. A query without any allowed key is padding; it
-    attends everywhere, so that its unused output is finite. `weigh`: another softmax. `scale`: replaces 1 / sqrt(d_k),
-    e.g. 1 in T5. `cap`: bounds the scores (Gemma Team 2024, section 2.3).
+    attends everywhere, so that its unused output is finite. `weigh`: another softmax. `score`: other scores of the
+    products Q K^T.
     """
     QK = Q @ K.swapaxes(-1, -2)  # (...,L,S)
-    scores = QK / math.sqrt(Q.shape[-1]) if scale is None else QK * scale
-    scores = observe("scores", scores if cap is None else cap * np.tanh(scores / cap))
+    scores = observe("scores", QK / math.sqrt(Q.shape[-1]) if score is None else score(QK))
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
         scores = np.where(allowed | ~allowed.any(axis=-1, keepdims=True), scores, -np.inf)
     return observe("weights", (weigh or softmax)(scores)) @ V
+
+
+def scores(QK: Array, d_k: int, scale: float | None = None, cap: float | None = None) -> Array:
+    """Compute QK / sqrt(d_k), or QK times `scale`, e.g. 1 in T5; bounded by `cap` (Gemma Team 2024, section 2.3)."""
+    x = QK / math.sqrt(d_k) if scale is None else QK * scale
+    return x if cap is None else cap * np.tanh(x / cap)
 
 
 def softmax(x: Array) -> Array:

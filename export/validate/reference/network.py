@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -46,6 +47,7 @@ from .layers import (
     norm,
     position_ids,
     rotation,
+    scores,
     sigmoid,
     sinusoid,
     softmax,
@@ -345,7 +347,8 @@ class Reference:
         K, V = (np.repeat(part, group, axis=1) for part in kv)  # query head h reads key/value head h // group
         bias = self.score_bias(name, Q.shape[2], K.shape[2])
         cap = None if c.score_cap is None else float(np.float32(c.score_cap))
-        heads = attention(Q, K, V, allowed, observe, bias, self._weights, c.attention_scale, cap)  # (B,H,L,d_v)
+        score = partial(scores, d_k=c.d_k, scale=c.attention_scale, cap=cap)
+        heads = attention(Q, K, V, allowed, observe, bias, self._weights, score)  # (B,H,L,d_v)
         return self._linear(f"{name}.output_proj", observe("context", merge_heads(heads)))
 
     def _weights(self, scores: Array) -> Array:

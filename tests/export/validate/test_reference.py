@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -259,7 +260,7 @@ def test_score_cap_bounds_scores_before_the_mask() -> None:
     def observe(name: str, value: np.ndarray) -> np.ndarray:
         return weights.setdefault(name, value)
 
-    attention(Q, K, V, np.tri(3, 4, dtype=bool), observe, cap=0.2)
+    attention(Q, K, V, np.tri(3, 4, dtype=bool), observe, score=partial(reference.scores, d_k=5, cap=0.2))
     e = np.exp(0.2 * np.tanh(Q @ K.swapaxes(1, 2) / math.sqrt(5) / 0.2)) * np.tri(3, 4)
     np.testing.assert_allclose(weights["weights"], e / e.sum(-1, keepdims=True), rtol=1e-12)
 
@@ -274,7 +275,11 @@ def test_logit_cap_bounds_what_the_classifier_gives() -> None:
 def test_attention_scale_takes_the_place_of_the_root_of_d_k() -> None:
     rng = RNG(5)
     Q, K, V = rng.standard_normal((2, 3, 5)), rng.standard_normal((2, 4, 5)), rng.standard_normal((2, 4, 6))
-    np.testing.assert_allclose(attention(Q, K, V, scale=1.0), attention(Q * math.sqrt(5), K, V), rtol=1e-12)
+    np.testing.assert_allclose(
+        attention(Q, K, V, score=partial(reference.scores, d_k=5, scale=1.0)),
+        attention(Q * math.sqrt(5), K, V),
+        rtol=1e-12,
+    )
     # As a model's option: queries that are larger by the root.
     plain, scaled = make(), make(attention_scale=1.0)
     for name in plain.weights:

@@ -1,6 +1,7 @@
 """Plain text from files, folders and patterns."""
 
 import gzip
+import json
 
 import pytest
 import zstandard
@@ -51,6 +52,25 @@ def test_lines_of_json(tmp_path):
     assert list(text.lines) == ["2 +", "one", " 3"]
     assert text.digests != Documents(text.texts, ["", ""]).digests
     assert text.select([1]).prompts == ["2 +"]
+
+
+def test_lines_of_conversations(tmp_path):
+    path, turns = tmp_path / "a.jsonl", [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    path.write_text('{"text": "one"}\n' + json.dumps({"messages": turns, "tools": []}), encoding="utf-8")
+    text, _ = read_documents(str(path), chats=True)
+    assert [entry and entry["messages"] for entry in text.chats] == [None, turns]
+    assert text.select([1]).chats == [text.chats[1]]
+    assert text.select([0]).digests != text.select([1]).digests
+    with pytest.raises(
+        UserError, match=r'line 2: needs \{"text": \.\.\.\} or \{"prompt": \.\.\., "completion": \.\.\.\}$'
+    ):
+        read_documents(str(path))
+    for wrong in (turns[:1], {"role": "assistant"}, [*turns, "Hi"]):
+        path.write_text(json.dumps({"messages": wrong}), encoding="utf-8")
+        with pytest.raises(
+            UserError, match="line 1: messages is no list of objects with a role, one of them the assis"
+        ):
+            read_documents(str(path), chats=True)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ EOS, BOS, PAD = 2, 1, 0
 
 def documents(count=60, longest=30, seed=0):
     rng = np.random.default_rng(seed)
-    return [[*rng.integers(5, 50, rng.integers(1, longest)).tolist(), EOS] for _ in range(count)]
+    return [[BOS, *rng.integers(5, 50, rng.integers(1, longest)).tolist(), EOS] for _ in range(count)]
 
 
 def read_back(batches):
@@ -33,7 +33,7 @@ def read_back(batches):
 def test_every_document_is_learned_once_in_each_epoch():
     given = documents()
     made = PackedBatches(given, batch_tokens=128, row_length=32)
-    expected = sorted(([BOS, *ids[:-1]], ids) for ids in given)
+    expected = sorted((ids[:-1], ids[1:]) for ids in given)
     for epoch in (0, 1):
         assert read_back(made.batches(epoch)) == expected
     assert {batch.ids.shape for batch in made.batches(0)} == {(4, 32)}
@@ -50,7 +50,7 @@ def test_rows_are_nearly_full():
 
 def test_a_long_document_is_cut_and_nothing_of_it_lost():
     ids = [*range(5, 45), EOS]
-    made = PackedBatches([ids], batch_tokens=64, row_length=16)
+    made = PackedBatches([[BOS, *ids]], batch_tokens=64, row_length=16)
     pieces = sorted(read_back(made.batches(0)), key=lambda piece: piece[1][0] if piece[1][0] != EOS else 99)
     assert [len(targets) for _, targets in pieces] == [16, 16, 9]
     assert [token for _, targets in pieces for token in targets] == ids
@@ -59,7 +59,9 @@ def test_a_long_document_is_cut_and_nothing_of_it_lost():
 
 
 def test_a_prompt_is_read_and_not_learned():
-    made = PackedBatches([[7, EOS], [8, 9, EOS], [3, EOS]], [[5, 6], [], [4] * 16], batch_tokens=32, row_length=16)
+    rows = [[BOS, 5, 6, 7, EOS], [BOS, 8, 9, EOS], [BOS, *[4] * 16, 3, EOS]]
+    learned = [[id not in (BOS, 4, 5, 6) for id in ids] for ids in rows]
+    made = PackedBatches(rows, learned, batch_tokens=32, row_length=16)
     assert made.dropped == 1
     assert read_back(made.batches(0)) == [([BOS, 5, 6, 7], [PAD, PAD, 7, EOS]), ([BOS, 8, 9], [8, 9, EOS])]
     batch = next(made.batches(0))
@@ -67,8 +69,15 @@ def test_a_prompt_is_read_and_not_learned():
     assert batch.segments is not None
 
 
+def test_of_a_long_conversation_the_parts_with_answers_are_read():
+    ids = [BOS, *range(5, 45), EOS]
+    learned = [id in (8, 30, 31) for id in ids]
+    made = PackedBatches([ids], [learned], batch_tokens=32, row_length=8)
+    assert [[t for t in targets if t != PAD] for _, targets in read_back(made.batches(0))] == [[8], [30, 31]]
+
+
 def test_rows_of_one_document_need_no_mask():
-    made = PackedBatches([[5] * 12 + [EOS], [6] * 12 + [EOS]], batch_tokens=32, row_length=16)
+    made = PackedBatches([[BOS, *[5] * 12, EOS], [BOS, *[6] * 12, EOS]], batch_tokens=32, row_length=16)
     assert next(made.batches(0)).segments is None
 
 
@@ -83,7 +92,7 @@ def test_what_does_not_fit():
     with pytest.raises(
         UserError, match=r"batch_tokens is 20; 2 rows of max_length = 16 need 32: raise batch_tokens or"
     ):
-        PackedBatches([[5, EOS]], batch_tokens=20, row_length=16)
-    assert PackedBatches([[5, EOS]], batch_tokens=20, row_length=16, grow=True).batch_tokens == 32
+        PackedBatches([[BOS, 5, EOS]], batch_tokens=20, row_length=16)
+    assert PackedBatches([[BOS, 5, EOS]], batch_tokens=20, row_length=16, grow=True).batch_tokens == 32
     with pytest.raises(UserError, match="no document fits rows of 16 tokens; raise max_length"):
-        PackedBatches([[5, EOS]], [[4] * 16], row_length=16)
+        PackedBatches([[BOS, *[4] * 16, 5, EOS]], [[False] * 17 + [True] * 2], row_length=16)

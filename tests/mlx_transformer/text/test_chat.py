@@ -12,7 +12,7 @@ from makers_tokenizers import SPECIAL, makers_json
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text import chat
-from mlx_transformer.text.chat import ChatOptions, ChatTemplates, prompt, render
+from mlx_transformer.text.chat import ChatOptions, ChatTemplates, answers, prompt, render
 from mlx_transformer.text.tokenizer import Tokenizer
 
 pytest.importorskip("jinja2")
@@ -41,6 +41,26 @@ def test_texts_and_ids_are_those_of_transformers(kind):
         assert render(templates, each.messages, options(each), begin_answer=False) == without_answer, name
         assert prompt(templates, tokenizer, each.messages, options(each)) == ids, name
     assert sum(text is not None for text, *_ in GOLDEN[kind].values()) > 5
+
+
+ENDS = {"llama3": "<|eot_id|>", "gemma": "<end_of_turn>Ċ", "tekken": "</s>", "phi3": "<|end|>"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind != "gpt2"])
+def test_answers_are_what_the_assistant_wrote(kind):
+    """With the end of its turn; behind a single prompt all but the prompt, as in mlx-lm."""
+    templates, tokenizer = ChatTemplates({"default": TEMPLATES[kind]}, TOKENS[kind]), Tokenizer(makers_json(kind))
+    dated = ChatOptions(date="2026-01-31")
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate("hahe")]
+    ids, own = answers(templates, tokenizer, messages, dated)
+    written = "".join(tokenizer.token(id) for id, learned in zip(ids, own, strict=True) if learned)
+    for spelled, character in {"<0x0A>": "Ċ", "<0x61>": "a", "<0x65>": "e", "Ġ": "", "▁": ""}.items():
+        written = written.replace(spelled, character)
+    end = ENDS.get(kind, "<|im_end|>Ċ")
+    assert written == f"a{end}e{end}{'</s>' * (kind == 'phi3')}"
+    begun = prompt(templates, tokenizer, messages[:1], dated)
+    ids, own = answers(templates, tokenizer, messages[:2], dated)
+    assert (ids[: len(begun)], own) == (begun, [False] * len(begun) + [True] * (len(ids) - len(begun)))
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)

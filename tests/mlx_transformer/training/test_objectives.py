@@ -94,7 +94,8 @@ def test_packed_documents_are_learned_as_each_by_itself(positions):
         mx.eval(loss, gradients)
         return loss.item(), dict(tree_flatten(gradients))
 
-    packed = list(PackedBatches(documents, batch_tokens=64, row_length=32, row_multiple=1).batches(0))
+    rows = [[1, *ids] for ids in documents]
+    packed = list(PackedBatches(rows, batch_tokens=64, row_length=32, row_multiple=1).batches(0))
     assert any(batch.segments is not None for batch in packed)
     alone = []
     for ids in documents:
