@@ -40,7 +40,8 @@ def open_model(
     verify: bool = True,
     shortlist: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
-    """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published model.
+    """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published
+    model: a folder or a GGUF file.
 
     All have the methods of `generation.verbs.TextVerbs`.
 
@@ -86,7 +87,7 @@ def _opened_by(
         path = checkpoint.folder
     if runs_onnx(path):
         check_export()
-    if path.is_file():
+    if path.is_file() and not Place.of(path).is_importable:
         from export.search import open_file
         from export.search.metadata import check_file
 
@@ -102,8 +103,8 @@ def _opened_by(
 
 
 def open_folder(path: Path, **options: Any) -> TextVerbs:
-    """Open a model folder. Raises `UserError` for a file, whose search can't be run step by step."""
-    if path.is_file():
+    """Open a model folder or a GGUF file. Raises `UserError` for an ONNX file: its search can't be run step by step."""
+    if path.is_file() and not Place.of(path).is_importable:
         raise UserError(f"{path}: is a file; give a checkpoint folder or an ONNX folder")
     return open_model(path, **options)
 

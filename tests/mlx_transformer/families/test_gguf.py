@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from makers_tokenizers import SPECIAL, START, hard_texts, makers_json
 
+from mlx_transformer.commands.models import open_folder
 from mlx_transformer.convert import import_huggingface, to_gguf
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -260,6 +261,13 @@ def test_a_model_written_and_read_is_the_same(name, tmp_path):
     for parameter, array in before.tensors():
         np.testing.assert_array_equal(after.tensor(parameter), array.astype(np.float32))
     np.testing.assert_allclose(rotary_frequencies(after.config), rotary_frequencies(before.config), rtol=3e-7)
+
+
+def test_a_file_is_run_as_it_is(tmp_path):
+    import_huggingface(GOLDEN / "llama", tmp_path / "model")
+    to_gguf(tmp_path / "model", tmp_path / "x.gguf")
+    outputs = [open_folder(tmp_path / n).generate([[5, 6, 7]], max_new_tokens=4) for n in ("model", "x.gguf")]
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(
