@@ -24,7 +24,7 @@ from mlx_transformer.system.tensors import Stored
 
 from .engine import TRAINING, Family, config_of, exported
 from .generation import with_first_end
-from .gguf import ARCHITECTURES, FREQUENCIES, LAYER, LAYERS, Architecture, as_in_gguf, halves, read_gguf_model
+from .gguf import ARCHITECTURES, FREQUENCIES, LAYER, LAYERS, PATTERN, Architecture, as_in_gguf, halves, read_gguf_model
 from .gguf import SIZES as SIZE_KEYS
 from .gguf_text import KEYS as TEXT_KEYS
 from .gguf_text import text_keys
@@ -102,6 +102,9 @@ def _keys(config: Mapping[str, Any], ours: TransformerConfig, architecture: Arch
         names |= {"attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
         names |= {"rope.freq_base": "rope_theta"}
     keys = {key: config[theirs] for key, theirs in names.items() if isinstance(config.get(theirs), int | float)}
+    kinds = config.get("layer_types") or []
+    if PATTERN in names and "full_attention" in kinds:
+        keys[PATTERN] = kinds.index("full_attention") + 1
     floats = ("epsilon", "freq_base", "scale", "softcapping")
     keys = {key: float(value) if any(x in key for x in floats) else value for key, value in keys.items()}
     if architecture.layers == LAYERS:
