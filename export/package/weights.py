@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from os import SEEK_CUR
 from pathlib import Path
 from typing import BinaryIO
 
@@ -139,8 +140,7 @@ def _check_size(value: ir.Value, made: int) -> None:
 
 def _append(file: BinaryIO, parts: Iterable[NDArray]) -> tuple[int, int]:
     """Append an array at an aligned offset; return (offset, length) in bytes."""
-    file.write(b"\0" * (-file.tell() % ALIGNMENT))
-    begin = file.tell()
+    begin = file.seek(-file.tell() % ALIGNMENT, SEEK_CUR)
     for part in parts:
         file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # NumPy gives bfloat16 no buffer
     return begin, file.tell() - begin

@@ -27,7 +27,7 @@ from export.validate.findings import Weights
 from export.validate.reference import Parameters
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import open_file, read_protobuf
-from mlx_transformer.system.tensors import Stored
+from mlx_transformer.system.tensors import PART, Stored
 
 Array = NDArray
 
@@ -46,6 +46,7 @@ def check_weights(engine: Engine, stored: Parameters) -> Iterator[Weights]:
             problems[name] = difference(name, expected, array)
             sha256.update(f"{name} {array.dtype.str} {array.shape}".encode())
             sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            del array, expected  # before the next are read
         differing = tuple(problems[name] for name in arrays if problems[name])
         yield Weights(engine.name, where, len(arrays), differing, sha256.hexdigest())
     unused = engine.unused_parameters()
@@ -60,14 +61,16 @@ def difference(name: str, expected: Array | None, got: Array) -> str:
         return f"{name} is no parameter of the checkpoint"
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"{name} is {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
-    size = expected.dtype.itemsize
-    bits = (np.ascontiguousarray(part).view(f"u{size}") for part in (got, expected))
-    differing = np.argwhere(np.not_equal(*bits))
-    if not len(differing):
+    flat, right = (
+        np.ascontiguousarray(part).reshape(-1).view(f"u{expected.dtype.itemsize}") for part in (got, expected)
+    )
+    parts = range(0, got.size, PART)
+    differing = [i + np.flatnonzero(flat[i : i + PART] != right[i : i + PART]) for i in parts]
+    if not (count := sum(map(len, differing))):
         return ""
-    place = tuple(int(i) for i in differing[0])
+    place = tuple(int(i) for i in np.unravel_index(np.concatenate(differing)[0], got.shape))
     values = f"{got[place]:.9g}, expected {expected[place]:.9g}"
-    return f"{name}: {len(differing)} of {got.size} values differ in their bits, first {list(place)}: {values}"
+    return f"{name}: {count} of {got.size} values differ in their bits, first {list(place)}: {values}"
 
 
 def reference_weights(engine: Engine, stored: Parameters) -> Parameters:

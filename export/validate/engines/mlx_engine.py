@@ -128,7 +128,8 @@ class MlxEngine(ModelEngine):
             if x.dtype == self.mx.float32 and stays_wide(name, self.precision, self.config):
                 self._wide.add(name)
             dtype = np.dtype(np.float16 if x.dtype == self.mx.float16 else np.float32)
-            yield where, name, Stored(x.shape, dtype, lambda x=x, dtype=dtype: self._numpy(x).astype(dtype, copy=False))
+            wide = lambda x=x: np.asarray(x) if x.dtype != self.mx.bfloat16 else self._numpy(x)  # noqa: E731 - no copy
+            yield where, name, Stored(x.shape, dtype, lambda wide=wide, dtype=dtype: wide().astype(dtype, copy=False))
 
     def as_stored(self, where: str, name: str, array: Array) -> Array:
         """See `Engine`. Some parameters stay float32 (`stays_wide`)."""

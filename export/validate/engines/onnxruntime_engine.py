@@ -13,11 +13,12 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnx
@@ -25,12 +26,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from export.graph.protos import all_nodes, inner_graphs, outputs_as_float32
+from export.graph.protos import all_nodes, initializers, inner_graphs, outputs_as_float32
 from export.precision.table import PRECISIONS
 from export.runtime.sessions import SLOW_FUSIONS, chosen, find_plugin, missing, open_session, session_options
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
+from mlx_transformer.system.tensors import Stored
 
 from .onnx_engine import OnnxEngine
 from .protocol import Node, Placement, Unavailable
@@ -81,45 +83,92 @@ LEVELS = {
 RUNS_OF_BRANCHES = 8
 
 
-class ProfiledSession:
-    """A session that records on which provider each node runs, during its first runs."""
+OPEN_AT_ONCE = 128 << 20
+"""Most bytes of weights in open sessions."""
 
-    def __init__(self, session: Any, profiled: int):
-        """profiled: how many runs to record."""
-        self.session, self.profiled, self.runs = session, profiled, 0
-        self.nodes: list[tuple[str, str, str]] = []
-        """(name, operator, provider); filled when profiling ends."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.session, name)
+class Entry(NamedTuple):
+    """An input or output of a session, which outlives it."""
+
+    name: str
+    type: str
+    shape: list[Any]
+
+
+class TurnSession:
+    """A session that is closed before others open if its weights are many, and opened again to run.
+
+    A session has its own copy of the weights, often transposed. The first runs are profiled, for the provider of each
+    node.
+    """
+
+    _open: ClassVar[WeakKeyDictionary[TurnSession, Any]] = WeakKeyDictionary()
+    """The open sessions; the last is the one that ran last."""
+
+    def __init__(self, make: Callable[[bool], Any], size: int, profiled: int = 0):
+        """make: opens the session, profiling or not. size: bytes of its weights. profiled: how many runs to record."""
+        self.make, self.size, self.profiled, self.runs = make, size, profiled, 0
+        self.nodes: dict[tuple[str, str, str], None] = {}
+        """(name, operator, provider) of the runs recorded so far."""
+        session = self.session()
+        self.inputs, self.outputs = (
+            [Entry(entry.name, entry.type, list(entry.shape)) for entry in entries]
+            for entries in (session.get_inputs(), session.get_outputs())
+        )
+
+    def session(self) -> Any:
+        """The session, open."""
+        if (session := self._open.pop(self, None)) is None:
+            while sum(each.size for each in self._open) + self.size > OPEN_AT_ONCE and self._open:
+                next(iter(self._open)).close()
+            self.profiling = self.runs < self.profiled
+            session = self.make(self.profiling)
+        self._open[self] = session
+        return session
+
+    def get_inputs(self) -> list[Entry]:
+        return self.inputs
+
+    def get_outputs(self) -> list[Entry]:
+        return self.outputs
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
-        outputs = self.session.run(output_names, input_feed, *options)
-        self.ran()
+        outputs = self.session().run(output_names, input_feed, *options)
+        self._ran()
         return outputs
 
-    def run_with_iobinding(self, binding: Any, options: Any) -> None:
-        self.session.run_with_iobinding(binding, options)
-        self.ran()
+    def io_binding(self) -> Any:
+        session = self.session()
+        binding = session.io_binding()
+        binding.session = session  # as long as it is bound, it stays open
+        return binding
 
-    def ran(self) -> None:
-        """Count a run, and stop profiling after `profiled` runs."""
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        binding.session.run_with_iobinding(binding, options)
+        self._ran()
+
+    def _ran(self) -> None:
         self.runs += 1
         if self.runs == self.profiled:
-            self.end()
+            self._record()
 
-    def end(self) -> None:
-        """Stop profiling if it is still on, and read the result."""
-        if self.nodes or not self.runs:
+    def _record(self) -> None:
+        """End a profile, and read it."""
+        if not self.profiling:
             return
-        self.runs = max(self.runs, self.profiled)
-        path = Path(self.session.end_profiling())
-        ran = [event for event in json.loads(path.read_text()) if event.get("cat") == "Node"]
+        self.profiling = False
+        path = Path(self._open[self].end_profiling())
+        ran = [event for event in json.loads(path.read_text() or "[]") if event.get("cat") == "Node"]
         path.unlink()
         suffix = "_kernel_time"
         events = [(event["name"], event["args"]) for event in ran if event["name"].endswith(suffix)]
-        nodes = {(name.removesuffix(suffix), args["op_name"], args["provider"]): None for name, args in events}
-        self.nodes = list(nodes)
+        self.nodes |= {(name.removesuffix(suffix), args["op_name"], args["provider"]): None for name, args in events}
+
+    def close(self) -> None:
+        """Close the session if it is open."""
+        if self in self._open:
+            self._record()
+            del self._open[self]
 
 
 def provider_of(device: str) -> str:
@@ -189,28 +238,38 @@ class OnnxRuntimeEngine(OnnxEngine):
         # `session_options` asks the optimiser for the exact kernel; lower levels and inner graphs can't have it.
         return self.optimisation in ("none", "basic") or any(map(multiplies_within, self.folder.graphs.values()))
 
-    def open(self, path: Path, model: onnx.ModelProto | None = None) -> ProfiledSession | Any:
-        options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)
-        options.graph_optimization_level = LEVELS[self.optimisation]
+    def open(self, path: Path, model: onnx.ModelProto | None = None) -> TurnSession:
         tf32 = {"use_tf32": int(self.tf32)}
         providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
-        if model is None:
-            options.enable_profiling = True
-            self._profiles.mkdir(exist_ok=True)
-            options.profile_file_prefix = str(self._profiles / path.stem)
-            session = open_session(path, providers, options)
-        else:
-            session = open_changed(model, path, options, providers)
-            narrow = [output.name for output in session.get_outputs() if output.type == "tensor(bfloat16)"]
-            if narrow:  # NumPy has no bfloat16
-                session = open_changed(outputs_as_float32(model, narrow), path, options, providers)
-        # ONNX Runtime only warns if it can't load a provider's libraries.
-        if self.provider not in session.get_providers():
-            raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
-        if model is not None:
+        graph = (onnx.load(path, load_external_data=False) if model is None else model).graph
+        lengths = (int(e.value) for t in initializers(graph) for e in t.external_data if e.key == "length")
+        size, branches = sum(lengths), any(node.op_type == "If" for node in graph.node)
+
+        def opened(profiling: bool) -> Any:
+            options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)
+            options.graph_optimization_level = LEVELS[self.optimisation]
+            if model is None:
+                options.enable_profiling = profiling
+                self._profiles.mkdir(exist_ok=True)
+                options.profile_file_prefix = str(self._profiles / path.stem)
+                session = open_session(path, providers, options)
+            else:
+                session = open_changed(model, path, options, providers)
+                narrow = [output.name for output in session.get_outputs() if output.type == "tensor(bfloat16)"]
+                if narrow:  # NumPy has no bfloat16
+                    session = open_changed(outputs_as_float32(model, narrow), path, options, providers)
+            # ONNX Runtime only warns if it can't load a provider's libraries.
+            if self.provider not in session.get_providers():
+                raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
             return session
-        branches = any(node.op_type == "If" for node in onnx.load(path, load_external_data=False).graph.node)
-        return ProfiledSession(session, RUNS_OF_BRANCHES if branches else 1)
+
+        return TurnSession(opened, size, 0 if model is not None else RUNS_OF_BRANCHES if branches else 1)
+
+    def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
+        for session in self.sessions.values():
+            if isinstance(session, TurnSession) and session.size > OPEN_AT_ONCE:
+                session.close()
+        yield from super().parameters()
 
     def details(self) -> dict[str, str]:
         return {
@@ -234,7 +293,7 @@ class OnnxRuntimeEngine(OnnxEngine):
 
     def _nodes(self) -> Iterator[Node]:
         for graph, session in self.sessions.items():
-            assert isinstance(session, ProfiledSession)
-            session.end()
+            assert isinstance(session, TurnSession)
+            session.close()
             for name, operator, provider in session.nodes:
                 yield Node(graph, name, operator, provider)

@@ -3,10 +3,12 @@
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from small_models import encoder_decoder, random_weights
 
 from export.graph.builder import GraphBuilder
+from export.package import weights
 from export.package.weights import ALIGNMENT, fill
 from export.precision.products import LateWeight, late_initializer
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -52,6 +54,25 @@ def test_a_derived_initializer_is_made_once_and_stored_once(checkpoint, tmp_path
     for i, model in enumerate(models):
         assert np.array_equal(saved(model, tmp_path / f"{i}.onnx")["fused"], expected)
     assert not data.exists() or data.stat().st_size == expected.nbytes
+
+
+def test_weights_beyond_two_gigabytes_are_beside_the_graph(checkpoint, tmp_path, monkeypatch):
+    """A protobuf has no room for them, and 32 bits don't hold their place. What lies between takes no room here."""
+    monkeypatch.setattr(weights, "ALIGNMENT", 1 << 32)
+    g = GraphBuilder("two")
+    x = g.input("x", "rows", WIDTH)
+    for name in (QUERY, KEY):
+        recipe = LateWeight((name,), lambda array: (array.T,), name)
+        g.graph.initializers[name] = late_initializer(name, recipe, 0, (WIDTH, WIDTH), ir.DataType.FLOAT)
+        x = g.op.MatMul(x, g.graph.initializers[name])
+    g.output("y", x, "rows", None)
+    model, data = g.model(), tmp_path / "data"
+    assert fill([model], checkpoint, data, 0)
+    assert data.stat().st_size == (1 << 32) + 4 * WIDTH * WIDTH
+    saved(model, tmp_path / "two.onnx")
+    ones = np.ones((1, WIDTH), np.float32)
+    [y] = ort.InferenceSession(tmp_path / "two.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": ones})
+    np.testing.assert_allclose(y, ones @ checkpoint.tensor(QUERY).T @ checkpoint.tensor(KEY).T, rtol=1e-4, atol=1e-5)
 
 
 def test_results_of_one_recipe_of_any_type(checkpoint, tmp_path):

@@ -5,6 +5,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,23 +13,34 @@ import pytest
 from combined import combined
 from marian_models import STUDENT
 from marian_models import write_model as write_marian
-from random_models import write_model
+from random_models import random_weights, write_model
 from rich.console import Console
 
 from export import export_onnx
 from export.__main__ import main as export_main
+from export.precision.table import PRECISIONS
 from export.runtime.sessions import open_session, session_options
 from export.validate import compare, compare_engines, explain, validate_command
 from export.validate.cases import grid
-from export.validate.engines import ENGINES, Engine, Node, Placement, Unavailable, mlx_engine, open_engine
-from export.validate.engines.onnxruntime_engine import OnnxRuntimeEngine, open_changed
+from export.validate.engines import (
+    ENGINES,
+    Engine,
+    Node,
+    Placement,
+    Unavailable,
+    mlx_engine,
+    onnxruntime_engine,
+    open_engine,
+)
+from export.validate.engines.onnxruntime_engine import OnnxRuntimeEngine, TurnSession, open_changed
 from export.validate.engines.web_host import NODE_BUILD, find_package
 from export.validate.rule import BUDGETS, budget_for, stored_as
 from mlx_transformer.cli import main
 from mlx_transformer.convert import import_marian
-from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import number_type
 
 CONFIG = TransformerConfig(
     vocab_size=60, d_model=32, heads=4, key_value_heads=2, d_ff=48, encoder_layers=1, decoder_layers=1, max_positions=40
@@ -205,6 +217,43 @@ def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> 
     assert (mlx.device, mlx.nodes, mlx.tf32) == ("cpu", (), "none")
     assert "mlx" in mlx.versions
     assert '"provider": "CPUExecutionProvider"' in report.to_json()
+
+
+def test_large_sessions_are_open_in_turn(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, with the same verdict and the same nodes."""
+    nodes, seen = [], set()
+    opened = TurnSession.session
+
+    def counted(self: TurnSession) -> Any:
+        session = opened(self)
+        seen.add(len(self._open))
+        return session
+
+    for limit in (onnxruntime_engine.OPEN_AT_ONCE, 0):
+        monkeypatch.setattr(onnxruntime_engine, "OPEN_AT_ONCE", limit)
+        report = compare(*exported, ["onnxruntime"], seed=1, threads=1, longest=6)
+        assert report.equal
+        nodes.append({*report.placements[0].nodes})
+        monkeypatch.setattr(TurnSession, "session", counted)
+    assert nodes[0] == nodes[1]
+    assert seen == {1}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_checkpoint_of_sixteen_bits_is_proven(dtype: str, tmp_path: Path) -> None:
+    """By default in float32, by its rule, and in its own type, by that type's; a file of that type has its bits."""
+    kind = number_type(dtype)
+    weights = {name: array.astype(kind) for name, array in random_weights(CONFIG, 1).items()}
+    model = save_checkpoint(tmp_path / "model", CONFIG, weights)
+    export_onnx(model, tmp_path / "onnx", precision=["float32", dtype], accept_loss=True)
+    report = compare(model, tmp_path / "onnx", seed=1, threads=1, longest=8, searches=False)
+    precisions = {runtime.name: runtime.precision for runtime in report.runtimes}
+    assert {"mlx": "float32", f"mlx:cpu:{dtype}": dtype, "onnxruntime": "float32"}.items() <= precisions.items()
+    assert report.equal, report.failures()
+    found = dict[str, bytes]()
+    for graph in (tmp_path / "onnx" / "onnx").glob(f"*{PRECISIONS[dtype].suffix}.onnx"):
+        found |= {t.name: onnx.numpy_helper.to_array(t).tobytes() for t in onnx.load(graph).graph.initializer}
+    assert found.items() >= {name: array.tobytes() for name, array in weights.items()}.items()
 
 
 def test_a_fallback_and_copies_are_seen() -> None:
