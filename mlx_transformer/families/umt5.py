@@ -1,7 +1,7 @@
 """umT5 (Chung et al. 2023): mT5 with a table of relative positions in each layer.
 
-Version 5 of `transformers` takes every umT5 for tied and divides its classifier's input by sqrt(d_model). The files of
-the published models say otherwise, and are read as version 4 computes them.
+Version 5 of `transformers` takes every umT5 for tied, and keeps apart whether the classifier's input is divided by
+sqrt(d_model). Files of version 4, as the published models have, are read as version 4 computes them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ UMT5 = replace(
     model_type="umt5",
     architecture="UMT5ForConditionalGeneration",
     ours={**MT5.ours, "positions": "relative_layers"},
-    keys=(*MT5.keys[:-1], ScaledTie(True)),
+    keys=(*MT5.keys[:-1], ScaledTie(True, scale="scale_decoder_outputs")),
     names=names_in_layers,
 )

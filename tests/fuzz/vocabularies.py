@@ -81,6 +81,10 @@ def imported(random: Random, folder: Path) -> Attempt:
             library = tokenizers.Tokenizer.from_file(str(folder / "theirs" / file))
         except BaseException as error:  # what Rust raises
             raise RuntimeError(f"silent: `tokenizers` doesn't read the file ({error})") from None
+        entries = json.loads((folder / "theirs" / file).read_bytes()).get("added_tokens") or []
+        if any(library.token_to_id(entry["content"]) != entry["id"] for entry in entries):
+            print(f"as the file's ids, which the library counts anew: {said}")
+            return
         languages = {id for id, content, *_ in facts["flags"] if LANGUAGE.fullmatch(content)}
         theirs = [[id for id in each.ids if id not in languages] for each in library.encode_batch(texts)]
         for text, mine, was, new in zip(texts, ours, before, theirs, strict=True):

@@ -15,9 +15,9 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")
 STARTS = {"t5": "pad", "pegasus": "pad", "marian": "pad", "bart": "eos", "mbart": "eos", "m2m_100": "eos"}
 
 
-def golden(name: str) -> tuple[dict[str, Any], str, TransformerConfig]:
+def golden(name: str, where: Path = GOLDEN) -> tuple[dict[str, Any], str, TransformerConfig]:
     """A folder's facts, the text of our tokenizer.json of it, and a config that it fits."""
-    folder = GOLDEN / name
+    folder = where / name
     facts, kind = (json.loads((folder / file).read_text(encoding="utf-8")) for file in ("texts.json", "config.json"))
     model_type, special = kind["model_type"], facts["special"]
     encoder = model_type in ENCODERS

@@ -7,6 +7,8 @@ opens the folders of version 4 and saves them again, so run it where each is, wi
 
     python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 4.57.6
     python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 5.24.0
+
+With a folder and a count it writes there, with so many lines in place of forty (`tests/peers/test_tokens.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import io
 import json
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +30,8 @@ from transformers import AddedToken, AutoTokenizer
 HERE = Path(__file__).parent
 LINES = HERE.parents[1] / "peers" / "lines.world"
 VERSION = transformers.__version__.partition(".")[0]
-OUT = HERE / "golden_tokens"
+OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "golden_tokens"
+COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 TOKENS = [
     AddedToken("[E1]", special=True, normalized=False),
     AddedToken("<hole>", lstrip=True, normalized=True),
@@ -123,8 +127,21 @@ def few() -> list[str]:
     return random.Random(7).sample(short, 60)
 
 
+ODD = [
+    f"{a}{space}{b}"
+    for space in (" ", "  ", "\t", "\x85", "\xa0", "\u3000", "\u200b", "\u2028")
+    for a, b in (("a", ""), ("", "a"), ("a", "b"))
+]
+"""White space of all kinds at the ends and within."""
+
+
 def lines() -> list[str]:
     plain = few()[20:]
+    if COUNT:
+        every = LINES.read_text(encoding="utf-8").splitlines()
+        first, last = (random.Random(seed).choices(every, k=COUNT - len(every) - len(ODD)) for seed in (8, 9))
+        mixed = [a[: len(a) // 2] + b[len(b) // 2 :] for a, b in zip(first, last, strict=True)]
+        plain = [*every, *mixed, *ODD]
     found = [*plain, " two  spaces", "\uff21\uff22\u3000x"]
     for i, line in enumerate(plain):
         token, other = TOKENS[i % 3].content, TOKENS[(i + 1) % 3].content
