@@ -37,7 +37,8 @@ GGUF = ".gguf"
 IMPORTED = (
     *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
     *("umt5", "xlm-roberta", "gpt2", "llama", "mistral", "qwen2", "qwen3"),
-    *("hunyuan_v1_dense", "smollm3", "phi3"),
+    *("hunyuan_v1_dense", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2"),
+    "granite",
 )
 """Every model_type that `families/table.py` imports; copied here, as core may not import families."""
 

@@ -166,14 +166,15 @@ class Rotary:
     def write(self, config: Any) -> Values:
         table = self.table(config)
         base, plain = table["rope_theta"], table["rope_type"] == "default"
-        scaling = None if plain else {key: value for key, value in table.items() if key != "rope_theta"}
+        others = {key: value for key, value in table.items() if key not in ("rope_type", "rope_theta")}
+        scaling = None if plain else {"type": table["rope_type"], **others}  # which every version reads
         part = {key: table[key] for key in ("partial_rotary_factor",) if key in table}
         return {"rope_theta": base, **part, "rope_scaling": scaling, "rope_parameters": table}
 
     def table(self, config: Any) -> Values:
         """The contents of rope_parameters."""
         theirs = {ours: key for key, ours in OURS.items()}
-        numbers = {theirs.get(key, key): _plain(value) for key, value in config.rotary_scaling.items() if key != "kind"}
+        numbers = {theirs.get(key) or key: _plain(x) for key, x in config.rotary_scaling.items() if key != "kind"}
         kind, part = config.rotary_scaling.get("kind", "default"), config.rotary_width
         share = {} if part is None else {"partial_rotary_factor": part / config.d_k}
         return {"rope_type": kind, "rope_theta": config.rotary_base, **share, **numbers}

@@ -31,6 +31,8 @@ def of_two(config: Any) -> dict[str, str | At]:
     }
 
 
+OLD = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS, "gelu": "gelu_tanh"}
+"""Files of old say gelu of the approximation, as transformers 5 takes it."""
 GEMMA_IDS = Specials(2, 1, 0)
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 ACTIVATION = Key("hidden_activation", "activation", "gelu_pytorch_tanh", ACTIVATIONS)
@@ -38,7 +40,8 @@ QUERY_SCALE = Factor("query_pre_attn_scalar", "attention_scale", 256, power=-0.5
 GLOBAL = Fixed("use_bidirectional_attention", False)
 GEMMA = like_llama(
     *("Gemma", "gemma", "GemmaForCausalLM", *sizes(256000, 3072, 24576, 28, 16, 16, 8192, 1e-6), head_width(256)),
-    *(Key("hidden_act", "activation", "gelu_pytorch_tanh", ACTIVATIONS), Rotary(), ATTENTION_BIAS, TIED),
+    *(Key("hidden_act", "activation", "gelu_pytorch_tanh", OLD), Rotary()),
+    *(ATTENTION_BIAS, TIED),
     *(RoundedRoot(), GLOBAL, GEMMA_IDS, Unread()),
     ours={**NO_BIAS, "scale_embeddings": True},
     names=of_one,

@@ -8,9 +8,10 @@ from .bart import BART
 from .bert import BERT
 from .distilbert import DISTILBERT
 from .engine import Family, differences
+from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from .llama_like import HUNYUAN, SMOLLM3
+from .llama_like import GRANITE, HUNYUAN, OLMO2, SMOLLM3
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
@@ -24,6 +25,7 @@ from .umt5 import UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
 MODELS += (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, HUNYUAN, SMOLLM3, PHI3)
+MODELS += (GEMMA, GEMMA2, GEMMA3, OLMO2, GRANITE)
 FAMILIES: dict[str, Family] = {family.model_type: family for family in MODELS}
 """{model_type of config.json: family}, e.g. "bart"."""
 

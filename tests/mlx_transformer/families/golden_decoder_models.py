@@ -17,6 +17,14 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8)
 SMOLLM3 = {**LLAMA, "model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}
 PHI3 = {**LLAMA, "model_type": "phi3", "hidden_size": 24, "original_max_position_embeddings": 32}
 LONG = dict(type="longrope", short_factor=[1.0, 1.5], long_factor=[3.0, 7.0])
+GEMMA = {**LLAMA, "model_type": "gemma", "head_dim": 6, "num_attention_heads": 2}
+GEMMA3 = {**GEMMA, "model_type": "gemma3_text", "sliding_window": 4, "num_hidden_layers": 3}
+GEMMA3 |= dict(query_pre_attn_scalar=9, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+GEMMA2 = {**GEMMA, "model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 3, "query_pre_attn_scalar": 9}
+GEMMA2 |= dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+OLMO2 = {**LLAMA, "model_type": "olmo2"}
+GRANITE = {**LLAMA, "model_type": "granite", "attention_multiplier": 0.3, "residual_multiplier": 0.4}
+GRANITE |= dict(embedding_multiplier=3.0, logits_scaling=0.7)
 
 MODELS = {
     "gpt2": GPT2,
@@ -60,4 +68,28 @@ MODELS = {
     | dict(original_max_position_embeddings=26, max_position_embeddings=72),
     "phi4-mini": {**PHI3, "partial_rotary_factor": 0.75, "tie_word_embeddings": True, "num_key_value_heads": 3}
     | dict(num_attention_heads=3, num_hidden_layers=3),
+    "gemma": GEMMA,
+    "gemma-wide": {**GEMMA, "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 20, "rope_theta": 50.0},
+    "gemma-biased": {**GEMMA, "attention_bias": True, "hidden_act": "silu", "rms_norm_eps": 1e-2, "head_dim": 8}
+    | dict(hidden_size=10),
+    "gemma3": GEMMA3,
+    "gemma3-linear": {**GEMMA3, "rope_scaling": dict(rope_type="linear", factor=8.0), "rope_theta": 100.0}
+    | dict(rope_local_base_freq=30.0, query_pre_attn_scalar=6, num_key_value_heads=2, hidden_size=14),
+    "gemma3-sixth": {**GEMMA3, "layer_types": None, "num_hidden_layers": 7, "num_attention_heads": 3}
+    | dict(hidden_size=9, head_dim=4, intermediate_size=7, vocab_size=40),
+    "olmo2": OLMO2,
+    "olmo2-linear": {**OLMO2, "rope_scaling": dict(type="linear", factor=2.5), "hidden_size": 24},
+    "olmo2-wide": {**OLMO2, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 24}
+    | dict(attention_bias=True, tie_word_embeddings=True, num_hidden_layers=3, rms_norm_eps=1e-2),
+    "qwen2-mscale": {**QWEN2, "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}, "hidden_size": 24},
+    "granite": GRANITE,
+    "granite-tied": {**GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    | dict(num_attention_heads=5, num_key_value_heads=5, hidden_size=20, residual_multiplier=1.0),
+    "granite-wide": {**GRANITE, "num_hidden_layers": 3, "rope_theta": 50.0, "logits_scaling": 8.0, "hidden_size": 24}
+    | dict(embedding_multiplier=12.0, attention_multiplier=0.015625, rms_norm_eps=1e-2),
+    "gemma2": GEMMA2,
+    "gemma2-uncapped": {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    | dict(layer_types=["full_attention", "sliding_attention", "sliding_attention"], hidden_size=14),
+    "gemma2-wide": {**GEMMA2, "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 6}
+    | dict(hidden_size=20, rms_norm_eps=1e-2, rope_theta=50.0, attn_logit_softcapping=0.5),
 }
