@@ -59,7 +59,8 @@ class Specials:
     """The ids of a decoder's start, end and padding. Comes after vocab_size. A model may lack each of them, or have one
     outside its vocabulary, which it can't write.
 
-    Without a start, the end stands for it; without an end, the last id. Padding that is missing or also an end is the
+    Without a start, or with one that also ends a text, as in Qwen, the end stands for it, as a start is never
+    generated; without an end, the last id. Padding that is missing or also an end is the
     start, which isn't written either; if that is an end too, the id `spare`, else the last that isn't an end.
     """
 
@@ -86,7 +87,7 @@ class Specials:
             return problems
         start, ends, padding = ids.values()
         eos = (ends or [size - 1])[0]
-        bos = (start or [eos])[0]
+        bos = next((id for id in start[:1] if id not in ends), eos)
         likely = [*padding, bos, self.spare % size, size - 1, size - 2, 0]
         pad = next(id for id in likely if id not in (eos, *ends)) if set(range(size)) - {eos, *ends} else likely[0]
         fields |= dict(bos_id=bos, eos_id=eos, pad_id=pad)

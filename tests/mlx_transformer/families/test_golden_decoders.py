@@ -28,8 +28,10 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.families.engine import config_of
 from mlx_transformer.families.table import FAMILIES
+from mlx_transformer.generation.settings import read_settings
 
 GOLDEN = Path(__file__).parent / "golden_decoders"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -216,3 +218,14 @@ def test_what_a_family_lacks_is_refused_by_its_key(what: str, tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(contents(name) | changes), encoding="utf-8")
     with pytest.raises(ValueError, match=what.replace("(", r"\(")):
         import_huggingface(folder, tmp_path / "out")
+
+
+def test_a_start_that_ends_texts_can_be_generated(tmp_path: Path) -> None:
+    """As in Qwen, whose padding is one of its ends too."""
+    folder = shutil.copytree(GOLDEN / "qwen3", tmp_path / "theirs")
+    (folder / "generation_config.json").write_text(json.dumps(dict(eos_token_id=[2, 1], pad_token_id=1)))
+    (folder / "config.json").write_text(json.dumps(contents("qwen3") | dict(pad_token_id=1)))
+    import_huggingface(folder, tmp_path / "out")
+    config = open_checkpoint(tmp_path / "out").config
+    assert (config.bos_id, config.eos_id, read_settings(tmp_path / "out", config)["end_ids"]) == (2, 2, (1,))
+    assert banned_ids(config) == [config.pad_id] == [config.vocab_size - 1]
