@@ -19,6 +19,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.families.marian_files.conversion import import_marian
+from mlx_transformer.system.tensors import number_type
 
 LIMIT = 1.2
 # No tensor has more than a fifth of the weights.
@@ -66,6 +67,22 @@ def test_exports(target, precision, models, tmp_path):
         for name, (folder, _) in zip(("large", "small"), models, strict=True)
     )
     assert share(large, small, weights) <= LIMIT
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_sixteen_bits_are_widened_tensor_by_tensor(precision, models, tmp_path):
+    halves = []
+    for name, (folder, config) in zip(("large", "small"), models, strict=True):
+        weights = {n: x.astype(number_type("bfloat16")) for n, x in open_checkpoint(folder).unread().items()}
+        halves.append(save_checkpoint(tmp_path / f"{name} half", config, weights))
+    large, small = (
+        lambda name=folder.name, folder=folder: export_onnx(
+            folder, tmp_path / f"{name} onnx", precision=precision, force=True, accept_loss=True
+        )
+        for folder in halves
+    )
+    size = 4 if precision == "float32" else 2
+    assert share(large, small, size * parameter_count(models[0][1])) <= LIMIT
 
 
 @pytest.mark.parametrize("precision", thinned(["int8", "float32"], 2))
