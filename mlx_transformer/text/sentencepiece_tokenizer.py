@@ -43,7 +43,7 @@ SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 INNER_SPACES_PATTERN = r" +(?= )|[ ▁]+(?![\s\S])"
 """The same, but a space at the beginning stays: it is that of the first word."""
 ENDED_SPACES_PATTERN = r" +(?= )"
-"""Spaces before a space: one at the end of text before an added token stays; at the end of all text it goes."""
+"""Spaces before a space: one at the end of a text stays."""
 WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 """What separates words in a vocabulary that says no more of it: all white space but the space itself."""
 END = "</s>"
@@ -62,7 +62,7 @@ def tokenizer_json(
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
     that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. tokens: those that the maker
     added, behind the pieces or among them. space_each: text behind one of them begins with a space, as a whole text
-    does. ended: text before one ends with a space, where it was typed with one. Raises `UserError` for a vocabulary
+    does. ended: text ends with a space, where it was typed with one. Raises `UserError` for a vocabulary
     without </s>, and for tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
@@ -234,8 +234,6 @@ class ExactText:
         self._published = PublishedIds(specification) if "lookup" in roles else None
         self._fixed = _without_faults(specification)
         self._backend = _backend(self._fixed)
-        patterns = [each.get("pattern") for each in _normalizers(specification) if each["type"] == "Replace"]
-        self._strips_end = {"Regex": ENDED_SPACES_PATTERN} in patterns
         self._before, self._behind = _around(specification)
         whole = {*roles.get(WHOLE, ())}
         self._tokens = [token for token in added_tokens(specification) if token.id in whole]
@@ -268,7 +266,7 @@ class ExactText:
     def _plain(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
         """Return the same of texts without added tokens."""
         if self._published is None:
-            return self._backend.encode_batch([self._ended(self._normalized(text)) for text in texts])
+            return self._backend.encode_batch([self._normalized(text) for text in texts])
         parts = [self._published.without_prefix(text) for text in texts]
         rests = [self._normalized(rest) for _, rest in parts]
         encodings = self._backend.encode_batch(rests)
@@ -287,7 +285,6 @@ class ExactText:
         for outer in self._typed.parts(text):
             typed = text[outer.start : outer.end]
             normal = self._normalized(typed)
-            normal = self._ended(normal) if outer.id is None and outer.end == len(text) else normal
             for part in [Part(outer.id, 0, len(normal))] if outer.id is not None else self._normal.parts(normal):
                 cut, spans = self._part(part, normal, first=not outer.start + part.start)
                 count = 1 + max((each for each in cut.word_ids if each is not None), default=-1)
@@ -319,7 +316,7 @@ class ExactText:
         aren't those of its pieces: only translators have one."""
         if self._published is not None:
             raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
-        normalized = [self._ended(self._normalized(text)) for text in texts]
+        normalized = [self._normalized(text) for text in texts]
         located_texts = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
         found = [
             each if after == before else Located(each.ids, self._places(before, each.places))
@@ -342,10 +339,6 @@ class ExactText:
             None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
             for place in places
         ]
-
-    def _ended(self, text: str) -> str:
-        """Return normalised text without the spaces at its end, where the file's components leave them."""
-        return text.rstrip(" ▁") if self._strips_end else text
 
     def _normalized(self, text: str) -> str:
         text = text if self._lower is None else self._lower.normalize_str(text)

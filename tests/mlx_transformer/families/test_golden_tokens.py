@@ -68,6 +68,15 @@ def test_a_package_is_cut_alike_by_the_library(made):
     assert again == specification
 
 
+@pytest.mark.parametrize("name", ["v5/nllb", "v5/pegasus", "v5/mbart"])
+def test_white_space_at_the_end_is_cut_as_the_files_components_cut_it(name):
+    _, text, _ = golden(name)
+    library = tokenizers.Tokenizer.from_file(str(GOLDEN / name / "tokenizer.json"))
+    lines = ["a ", "a  ", "a\t", " a b ", "[E1] ", "a {NAME} "]
+    cut = [each.ids for each in library.encode_batch(lines, add_special_tokens=False)]
+    assert [ids[: len(own)] for ids, own in zip(Tokenizer(text).encode_batch(lines), cut, strict=True)] == cut
+
+
 def test_languages_that_added_tokens_displace_are_told():
     _, text, config = golden("v5/m2m100")
     languages = read_languages(GOLDEN / "v5" / "m2m100", config, text)
