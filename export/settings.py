@@ -217,8 +217,9 @@ class JudgeSettings:
     names: str | Mapping[str, str] | None = field(default=None, metadata=ADVANCED)
     """Names of inputs and outputs in ONNX files by another exporter, e.g. input_ids=NAME,logits=NAME; unset: Hugging
     Face's."""
-    against: Literal["transformers", "marian"] | None = None
-    """Also compare with the imported network itself, in float64: transformers runs it, marian reads its file again."""
+    against: Literal["transformers", "mlx-lm", "marian"] | None = None
+    """Also compare with the imported network itself, in float64: transformers or mlx-lm runs it, marian reads its file
+    again."""
     original: Path | str | None = field(default=None, metadata=ADVANCED)
     """The imported file or folder, for --against; unset: the place in the checkpoint's record, if it is unchanged."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)

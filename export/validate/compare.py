@@ -203,7 +203,7 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
     """Open the original network for `--against`. This comes first, so that errors don't come after minutes of work."""
     if settings.against is None:
         if settings.original is not None:
-            raise UserError("--original has an effect with --against alone: add --against transformers or marian")
+            raise UserError("--original has an effect with --against alone: add e.g. --against transformers")
         return None
     from .origin.check import open_origin
 

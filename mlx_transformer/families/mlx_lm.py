@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from .keys import Values
 
@@ -16,7 +18,7 @@ ACTIVATIONS |= {"gemma3_text": "gelu_pytorch_tanh"}
 FULL = "full_attention"
 
 
-def keys_of_mlx_lm(config: Values) -> Values:
+def keys_of_mlx_lm(config: Mapping[str, Any]) -> Values:
     """Keys that mlx-lm alone reads, for a config.json that lacks them."""
     layers = config.get("layer_types") or []
     periodic = config.get("model_type") == "gemma3_text" and FULL in layers

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case
+from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.options import Options
 
@@ -49,6 +50,12 @@ class Origin:
     def searches(self, limit: int, settings: Mapping[str, Any]) -> dict[str, Options]:
         """Return the options of searches the original can do too, by name. settings: the checkpoint's own."""
         return {"greedy": Options(max_new_tokens=limit)}
+
+    def ended(self, written: list[int], o: Options) -> list[int]:
+        """Cut an output at its end token, and remove this token."""
+        last = [self.config.eos_id, *o.end_ids]
+        first = next((i for i, token in enumerate(written) if token in last), len(written))
+        return without_end(written[: first + 1], self.config, o)
 
     def search(self, sources: Sequence[list[int]], name: str, options: Options) -> list[list[int]]:
         """Search with the original's own code: an output for each source, without its end token. name: from

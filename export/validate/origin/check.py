@@ -42,7 +42,9 @@ from mlx_transformer.system.manifest import verify_files
 from . import Array, Origin
 from .hugging_face import HuggingFace
 from .marian import Marian
+from .mlx_lm import MlxLm
 
+ORIGINS = {kind.name: kind for kind in (HuggingFace, MlxLm, Marian)}
 CHECKPOINT = "checkpoint"
 """The report's name for the float64 reference with the checkpoint's weights."""
 
@@ -66,7 +68,7 @@ def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoin
         original = recorded(against, checkpoint.folder)
     if not Path(original).exists():
         raise UserError(f"{original}: no such file or folder")
-    return {HuggingFace.name: HuggingFace, Marian.name: Marian}[against](Path(original), checkpoint.config)
+    return ORIGINS[against](Path(original), checkpoint.config)
 
 
 def compare_with_origin(

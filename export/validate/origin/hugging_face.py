@@ -19,7 +19,6 @@ import numpy as np
 from export.validate.cases import Case
 from export.validate.checks.free_running import own_options
 from export.validate.engines.protocol import Unavailable
-from export.validate.reference.rules import without_end
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, Place
 from mlx_transformer.decoding.options import Options
@@ -175,11 +174,5 @@ class HuggingFace(Origin):
             with torch.no_grad(), self._wide():
                 row = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=chosen)[0]
             written = row.tolist()[1 if c.has_encoder else len(source) :]
-            outputs.append(self._ended(written, options))
+            outputs.append(self.ended(written, options))
         return outputs
-
-    def _ended(self, written: list[int], o: Options) -> list[int]:
-        """Cut an output at its end token, and remove this token."""
-        last = [self.config.eos_id, *o.end_ids]
-        first = next((i for i, token in enumerate(written) if token in last), len(written))
-        return without_end(written[: first + 1], self.config, o)

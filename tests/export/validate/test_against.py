@@ -6,8 +6,10 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from combined import thinned
@@ -20,7 +22,7 @@ from export.validate import compare, validate_command
 from export.validate.cases import Case, grid, reference_taps
 from export.validate.engines.protocol import Unavailable
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.origin import Origin, check, hugging_face
+from export.validate.origin import Origin, check, hugging_face, mlx_lm
 from export.validate.origin.check import CHECKPOINT, compare_with_origin
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -138,3 +140,47 @@ def test_what_is_not_installed_is_said_in_one_line(
     monkeypatch.setattr(hugging_face, "import_module", wrong_version)
     with pytest.raises(Unavailable, match=r"--against transformers: huggingface-hub>=0\.34 is required Try: more"):
         hugging_face.HuggingFace(tmp_path, config)
+
+
+def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package is played by our own network, with its interface: load_model, caches, float64 on the CPU."""
+    config = alone("paper", "decoder")
+    checkpoint, package, _, _ = opened(tmp_path, config)
+    monkeypatch.setattr(mlx_lm, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match="pip install mlx-lm"):
+        mlx_lm.MlxLm(checkpoint, config)
+    monkeypatch.setattr(mlx_lm, "find_spec", lambda name: True)
+
+    class Theirs:
+        def __init__(self, folder: Path) -> None:
+            self.engine = ReferenceEngine(config, dict(open_checkpoint(folder).tensors()), "float64")
+
+        def set_dtype(self, dtype: Any) -> None:
+            assert dtype == mx.float64
+
+        def __call__(self, ids: Any, cache: list[int] | None = None) -> Any:
+            before = [] if cache is None else cache
+            before += np.array(ids)[0].tolist() if cache is not None else []
+            every = np.array(ids) if cache is None else np.array([before])
+            return self.engine.model(every)
+
+    modules = {
+        "mlx.core": mx,
+        "mlx_lm.utils": SimpleNamespace(
+            load_model=lambda folder: (Theirs(folder), {"model_type": "mistral", **WINDOW})
+        ),
+        "mlx_lm.models.cache": SimpleNamespace(make_prompt_cache=lambda model: []),
+    }
+    monkeypatch.setattr(mlx_lm, "import_module", modules.__getitem__)
+    monkeypatch.setattr(mlx_lm, "version", lambda name: "0.0")
+    settings: Any = dict(seed=2, threads=1, longest=8, against="mlx-lm", original=checkpoint, runtimes=["onnxruntime"])
+    report = compare(checkpoint, package, **settings)
+    assert report.equal, report.failures()
+    assert report.against[0].endswith("; other than in transformers, it knows no sliding_window")
+    assert {p.runtime for p in report.points if p.path == "against mlx-lm"} == {CHECKPOINT, "onnxruntime"}
+    assert any(check.search == "mlx-lm: greedy" for check in report.tokens)
+    monkeypatch.setattr(Theirs, "__call__", lambda self, ids, cache=None: 1.001 * self.engine.model(np.array(ids)))
+    assert not compare(checkpoint, package, **settings).equal
+
+
+WINDOW = {"sliding_window": 3, "hidden_act": "silu"}
