@@ -25,7 +25,7 @@ class LongRope(Rotary):
         table = self.table(config)
         plain = table["rope_type"] == "default"
         old = {"type": table["rope_type"], **{key: table.get(key) for key in ("short_factor", "long_factor")}}
-        length = {} if plain else {ORIGINAL: table[ORIGINAL]}
+        length = {ORIGINAL: table[ORIGINAL]} if ORIGINAL in table else {}
         return {**super().write(config), "rope_scaling": None if plain else old, **length}
 
 

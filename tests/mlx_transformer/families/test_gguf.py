@@ -250,7 +250,10 @@ def test_a_vocabulary_that_llama_cpp_lacks(text):
 GOLDEN = Path(__file__).parent / "golden_decoders"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-biased", "llama3", "llama-linear", "qwen2", "hunyuan"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "llama-biased", "llama3", "llama-linear", "qwen2", "hunyuan", "gemma2-wide", "olmo2-linear", "granite"],
+)
 def test_a_model_written_and_read_is_the_same(name, tmp_path):
     """llama.cpp computes the same logits of these files; frequencies of Llama 3 are a table there."""
     import_huggingface(GOLDEN / name, tmp_path / "model")
