@@ -374,9 +374,10 @@ class Unread:
 
     def read(self, theirs: Given, fields: Values) -> list[str]:
         values = {key: theirs.value(key, None) for key in UNREAD.split() if key not in self.known}
-        return [
-            f"{key}={value!r:.60} is not read" for key, value in values.items() if value not in (None, False, 0, [])
-        ]
+        said = {key: value for key, value in values.items() if value not in (None, False, 0, [])}
+        # One expert is a plain feed-forward net.
+        wrong = [key for key, value in said.items() if value != 1 or not key.endswith("experts")]
+        return [f"{key}={said[key]!r:.60} is not read" for key in wrong]
 
     def write(self, config: Any) -> Values:
         return {}

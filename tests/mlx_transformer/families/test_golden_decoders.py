@@ -200,6 +200,14 @@ def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict]] = {
+    "attn_logit_softcapping=50.0 is not read; final_logit_softcapping=30.0 is not read": (
+        "gemma3",
+        dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, num_experts=1),
+    ),
+    "num_experts=8 is not read; attention_multiplier=0.5 is not read": (
+        "llama",
+        dict(num_experts=8, attention_multiplier=0.5),
+    ),
     "scale_attn_by_inverse_layer_idx is on; add_cross_attention is on": (
         "gpt2",
         dict(scale_attn_by_inverse_layer_idx=True, add_cross_attention=True),
