@@ -124,5 +124,5 @@ def test_other_needs(tmp_path):
     assert not Place.of(run).runs_onnx
     assert f"mlx-transformer export '{run}' OUT" in str(Place.of(run).error(AN_ONNX_FOLDER))
     assert "neither a checkpoint folder" in str(Place.of(tmp_path).error(A_MODEL))
-    other = made(tmp_path / "gpt2", {**THEIRS, "config.json": {"model_type": "gpt2"}})
-    assert "'gpt2' can't be imported; these can: bart" in str(Place.of(other).error(A_CHECKPOINT))
+    other = made(tmp_path / "rwkv", {**THEIRS, "config.json": {"model_type": "rwkv"}})
+    assert "'rwkv' can't be imported; these can: bart" in str(Place.of(other).error(A_CHECKPOINT))
