@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.interface import CacheShape, operator_shape
-from export.nn.attention import Attention, attention, merge_heads, split_heads
+from export.nn.attention import Attention, attention_weights, matmul_shared_heads, merge_heads, split_heads
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer, Tap, no_tap, within
 from export.nn.marks import HIDDEN, ROWS_OF, extent
@@ -267,8 +267,10 @@ class CpuAttention(Attention):
         heads, width = {"q_num_heads": self.heads, "kv_num_heads": extent(k, 1)}, extent(v, 2)
         padded = [self.sources.padded(op, self.merge(op, x)) for x in (q, k, v)]  # (B, S, H*d) or (B, S, G*d)
         if self.score_cap is not None:  # the operator's softcap bounds the mask too
-            parts = (split_heads(op, x, extent(x, 2) // extent(of, 2)) for x, of in zip(padded, (q, k, v), strict=True))
-            y = merge_heads(op, attention(op, *parts, added, self.scale, self.score_cap))
+            q, k, v = (split_heads(op, x, extent(x, 2) // extent(y, 2)) for x, y in zip(padded, (q, k, v), strict=True))
+            weights = attention_weights(op, q, k, added, self.scale, self.score_cap)  # (B, H, S, S)
+            weights.shape = ir.Shape([None, self.heads, None, None])  # a window's mask leaves it open
+            y = merge_heads(op, matmul_shared_heads(op, weights, v))
             return self.split(op, self.sources.rows(op, y), self.heads)
         y = typed(op.Attention(*padded, added, scale=self.scale, **heads), self.heads * width)  # (B, S, H*d_v)
         return self.split(op, self.sources.rows(op, y), self.heads)  # (N, H, d_v)
