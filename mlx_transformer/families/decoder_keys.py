@@ -117,6 +117,8 @@ class Rotary:
     since version 5 both in rope_parameters. Both are written. Comes after the width of heads."""
 
     base: float = 10000.0
+    kind: str = "rope_type"
+    """The key of the kind in rope_scaling; in its older form, "type" and factor, some classes of version 4 want it."""
 
     @property
     def defaults(self) -> Values:
@@ -168,7 +170,7 @@ class Rotary:
         table = self.table(config)
         base, plain = table["rope_theta"], table["rope_type"] == "default"
         others = {key: value for key, value in table.items() if key not in ("rope_type", "rope_theta")}
-        scaling = None if plain else {"type": table["rope_type"], **others}  # which every version reads
+        scaling = None if plain else {self.kind: table["rope_type"], **others}
         part = {key: table[key] for key in ("partial_rotary_factor",) if key in table}
         return {"rope_theta": base, **part, "rope_scaling": scaling, "rope_parameters": table}
 

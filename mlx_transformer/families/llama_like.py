@@ -75,7 +75,7 @@ GRANITE = like_llama(
 )
 OLMO2 = like_llama(
     *("OLMo 2", "olmo2", "Olmo2ForCausalLM", *sizes(50304, 4096, 11008, 32, 32, None, 2048, 1e-5), head_width()),
-    *(ACTIVATION, Rotary(), ATTENTION_BIAS, UNTIED, Specials(None, 50279, 1), Unread()),
+    *(ACTIVATION, Rotary(kind="type"), ATTENTION_BIAS, UNTIED, Specials(None, 50279, 1), Unread()),
     ours={**NO_BIAS, "norm_placement": "after", "query_key_norm": True, "query_key_norm_place": "width"},
     names=lambda config: (
         names(config)
