@@ -4,7 +4,7 @@ again from the checkpoint and compares."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from export.interface import LISTED_CPU, ROWS_CPU
@@ -16,7 +16,7 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.families.sentence_folder import dense_weights, sentence_files
-from mlx_transformer.generation.settings import settings_text
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, DEFAULT, settings_text
 from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import tensor_bytes
@@ -45,7 +45,7 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
     for name, text in ({} if plan.tokenizer is None else tokenizer_files(plan.tokenizer)).items():
         files[name] = text.encode()
         if name == JOINT:
-            values["tokenizer_config.json"] = tokenizer_config(config, text, embedding, settings)
+            values["tokenizer_config.json"] = tokenizer_config(config, text, embedding, settings) | _templates(settings)
     values[ONNX_CONFIG] = record(plan)
     if plan.int8_scales.products and "int8" in plan.precisions:
         files[INT8_SCALES] = plan.int8_scales.json().encode()
@@ -87,6 +87,13 @@ def source_of(opened: Checkpoint) -> dict[str, dict[str, str]]:
 def json_bytes(values: Any) -> bytes:
     """Format a JSON file of a package."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _templates(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat templates where transformers.js looks for them, which doesn't read chat_template.jinja."""
+    templates = settings.get(CHAT_TEMPLATES, {})
+    listed = [{"name": name, "template": text} for name, text in templates.items()]
+    return {"chat_template": templates[DEFAULT] if [*templates] == [DEFAULT] else listed} if templates else {}
 
 
 def _embedding(embedding: TextEmbedding) -> dict[str, bytes]:

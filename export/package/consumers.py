@@ -33,7 +33,7 @@ def configs(
     """
     if config.recurrent:
         return {}
-    kinds = {"encoder-decoder": _translator, "decoder": _llama, "encoder": _encoder}
+    kinds = {"encoder-decoder": _translator, "decoder": _decoder, "encoder": _encoder}
     shared = {
         "pad_token_id": config.pad_id,
         "bos_token_id": config.bos_id,
@@ -47,7 +47,7 @@ def configs(
     if config.has_decoder:
         files["generation_config.json"] = generation_config(config, settings)
     if config.architecture == "decoder" and config.d_k == config.d_v:  # genai has one head size for keys and values
-        files["genai_config.json"] = _genai(config)
+        files["genai_config.json"] = _genai(config, files["generation_config.json"]["eos_token_id"])
     return files
 
 
@@ -91,6 +91,23 @@ def _marian(c: TransformerConfig) -> dict[str, Any]:
     }
 
 
+HEAD_WIDTHS = ("gemma", "gemma3_text")
+"""Types of decoders of which Optimum reads head_dim; all others' heads are as wide as hidden_size / heads there."""
+GROUPED = (*HEAD_WIDTHS, "granite", "llama", "mistral", "qwen2", "qwen3", "smollm3")
+"""Those of which it reads num_key_value_heads; in its first, empty cache all others have as many as queries have."""
+
+
+def _decoder(c: TransformerConfig) -> dict[str, Any]:
+    family = family_of(c)
+    grouped = c.key_value_heads != c.heads and family.model_type not in GROUPED
+    if grouped or differences(family, c):
+        return _llama(c)
+    values = {key: value for key, value in written_config(family, c).items() if key not in ("dtype", "torch_dtype")}
+    if "hidden_size" in values and family.model_type not in HEAD_WIDTHS:
+        values["hidden_size"] = c.heads * c.d_k
+    return {**values, "use_cache": True}
+
+
 def _llama(c: TransformerConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -128,7 +145,7 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _genai(c: TransformerConfig) -> dict[str, Any]:
+def _genai(c: TransformerConfig, ends: int | list[int]) -> dict[str, Any]:
     """onnxruntime-genai's config of a decoder. genai has no banned tokens, and pads a batch of prompts on the right."""
     ports = GRAPHS[MODEL](Request(config=c))
     inputs, outputs = ports.input_names, ports.output_names
@@ -140,7 +157,7 @@ def _genai(c: TransformerConfig) -> dict[str, Any]:
         "model": {
             "type": "decoder",
             "bos_token_id": c.bos_id,
-            "eos_token_id": c.eos_id,
+            "eos_token_id": ends,
             "pad_token_id": c.pad_id,
             "vocab_size": c.vocab_size,
             "context_length": c.max_positions,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chat_templates import CONVERSATIONS, TEMPLATES, TOKENS
 from imports import ROOT
-from small_models import alone, encoder_decoder, random_weights
+from makers_tokenizers import TEXTS as MAKERS_TEXTS
+from makers_tokenizers import makers_json
+from small_models import DECODER, SIZES, alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer
 from export.package import export_onnx
 from export.targets.table import target_of
 from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError, load
+from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.data import cldr
+from mlx_transformer.generation.settings import SETTINGS, SPECIAL_TOKENS, read_settings
 
 HERE = Path(__file__).parent
+DECODERS = ROOT / "tests" / "mlx_transformer" / "families" / "golden_decoders"
 # `make test-consumers` makes the environments and the model, and says where they are.
 MODEL = Path(os.environ.get("CONSUMERS_MODEL", ROOT / ".consumers" / "model"))
 PYTHON = Path(os.environ.get("CONSUMERS_PYTHON", ROOT / ".venv-consumers" / "bin" / "python"))
@@ -42,6 +50,16 @@ PHRASES, NEW_TOKENS, BATCH = 200, 80, 32
 ARCHITECTURES = ("encoder-decoder", "decoder", "encoder")
 RANDOM = ("paper", "modern", "untied")
 RANDOM_NEW_TOKENS = 16
+# Tiny decoders that `transformers` wrote, imported: grouped heads, heads of any width, windows, rotation of a part, by
+# two bases or in some layers alone, joint matrices, factors, norms of each kind; and the ids that also end their texts.
+PUBLISHED = {
+    **dict.fromkeys(("gpt2-wide", "nemo", "qwen3-yarn", "hunyuan-wide", "phi4-mini", "olmo2-wide", "granite"), ()),
+    **dict.fromkeys(("mistral-window", "gemma-wide", "gemma2-wide", "gemma3-sixth", "gemma3-linear"), ()),
+    "smollm3-window": (31, 38),
+    "llama-wide": (20, 28),
+}
+# Published forms of vocabularies and chat templates (`makers_tokenizers`, `chat_templates`).
+CHATS = ("qwen2", "smollm2", "gemma", "llama3")
 
 # Lower ones that these consumers know, by transformers.js's names for them in PRECISIONS. The last bits of int4's
 # products depend on how many rows they have: phrases go one by one.
@@ -132,6 +150,10 @@ class RandomModel:
     def config(self) -> TransformerConfig:
         return self.model.config
 
+    @property
+    def ends(self) -> set[int]:
+        return {self.config.eos_id, *read_settings(self.folder, self.config).get("end_ids", ())}
+
     def padded(self) -> tuple[np.ndarray, np.ndarray]:
         """ids and mask (B, L): left of the prompts of a decoder, right of everything else."""
         longest = max(map(len, self.rows))
@@ -156,7 +178,50 @@ def trained_model(folder: Path) -> Trained:
     return Trained(model, tokenizer, folder, web, phrases, tokens)
 
 
+@dataclass(frozen=True)
+class Chat:
+    """A decoder with a published form of tokenizer and template, its folder, and our ids of a conversation."""
+
+    tokenizer: Tokenizer
+    folder: Path
+    messages: list[dict[str, str]]
+    ids: list[int]
+
+    @classmethod
+    def of(cls, kind: str, folder: Path) -> "Chat":
+        text, named = makers_json(kind), TOKENS[kind]
+        ids = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
+        tokenizer, eos = Tokenizer(text), ids[named["eos_token"]]
+        specials = dict(pad_id=10, eos_id=eos, bos_id=ids[named.get("bos_token", named["eos_token"])])
+        sizes = {**SIZES, **DECODER, "vocab_size": tokenizer.vocab_size, "source_vocab_size": tokenizer.vocab_size}
+        config = TransformerConfig(**{**sizes, **specials, "max_positions": 256, "positions": "rotary"})
+        save_checkpoint(folder / "model", config, random_weights(config), text)
+        (folder / "model" / CHAT_TEMPLATE).write_text(TEMPLATES[kind], encoding="utf-8")
+        (folder / "model" / SETTINGS).write_text(json.dumps({SPECIAL_TOKENS: named}), encoding="utf-8")
+        messages = CONVERSATIONS["turns"].messages
+        model = load(folder / "model")[0]
+        return cls(tokenizer, export_onnx(folder / "model", folder / "onnx"), messages, model.chat_ids(messages))
+
+
+def published_model(name: str, folder: Path) -> RandomModel:
+    """One of PUBLISHED, with its other ends where `transformers` has them."""
+    shutil.copytree(DECODERS / name, folder / "theirs")
+    generation = folder / "theirs" / "generation_config.json"
+    values = json.loads(generation.read_text(encoding="utf-8"))
+    generation.write_text(json.dumps({**values, "eos_token_id": [values["eos_token_id"], *PUBLISHED[name]]}), "utf-8")
+    import_huggingface(folder / "theirs", folder / "model")
+    model, _ = load(folder / "model")
+    return RandomModel(model, export_onnx(folder / "model", folder / "onnx"), _rows(model.config.vocab_size))
+
+
+def _rows(vocabulary: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(3, vocabulary, length).tolist() for length in (9, 1, 14, 5)]
+
+
 def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
+    if name in PUBLISHED:
+        return published_model(name, folder)
     config = encoder_decoder(name) if architecture == "encoder-decoder" else alone(name, architecture)
     # A random model with tied embeddings says the same token for ever, and consumers know one width of heads a model.
     config = dataclasses.replace(config, tie_embeddings="none", decoder={})
@@ -164,14 +229,15 @@ def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
     save_checkpoint(folder / "model", config, weights)
     model = Transformer.from_weights(config, weights)
     model.eval()
-    rng = np.random.default_rng(1)
-    rows = [rng.integers(3, config.source_vocab_size, length).tolist() for length in (9, 1, 14, 5)]
     # One output more than consumers know.
     attention = architecture == "encoder-decoder"
-    return RandomModel(model, export_onnx(folder / "model", folder / "onnx", attention=attention), rows)
+    package = export_onnx(folder / "model", folder / "onnx", attention=attention)
+    return RandomModel(model, package, _rows(config.source_vocab_size))
 
 
-def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> list[dict[str, Any]]:
+def all_tasks(
+    trained: Trained, randoms: dict[tuple[str, str], RandomModel], chats: dict[str, Chat]
+) -> list[dict[str, Any]]:
     """As the scripts read them: {"name", "kind", arguments of this kind}."""
     folder = str(trained.folder)
     texts = [*TEXTS, *trained.phrases]
@@ -194,15 +260,20 @@ def all_tasks(trained: Trained, randoms: dict[tuple[str, str], RandomModel]) -> 
             "web",
         ),
     ]
-    for (architecture, name), random in randoms.items():
+    for kind, chat in chats.items():
+        folder = str(chat.folder)
+        tasks.append(dict(name=f"chat {kind}", kind="chat", folder=folder, messages=chat.messages))
+        tasks.append(dict(name=f"texts {kind}", kind="tokenize", folder=folder, texts=MAKERS_TEXTS, rows=[]))
+    for (architecture, own_name), random in randoms.items():
         ids, mask = random.padded()
-        name = f"{architecture} {name}"
+        name = f"{architecture} {own_name}"
         task = dict(name=name, folder=str(random.folder), ids=ids.tolist(), mask=mask.tolist())
         if architecture == "encoder":
             tasks.append(dict(kind="logits", **task))
         else:
             tasks.append(dict(kind="generate", architecture=architecture, max_new_tokens=RANDOM_NEW_TOKENS, **task))
-        tasks.append(_wasm(name, random.folder, random.config, ids, mask))
+        if own_name not in PUBLISHED:
+            tasks.append(_wasm(name, random.folder, random.config, ids, mask))
     return tasks
 
 

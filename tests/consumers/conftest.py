@@ -23,14 +23,19 @@ def randoms(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], c
     return {
         (architecture, name): cases.random_model(architecture, name, tmp_path_factory.mktemp("random"))
         for architecture in cases.ARCHITECTURES
-        for name in cases.RANDOM
+        for name in (*cases.RANDOM, *(cases.PUBLISHED if architecture == "decoder" else ()))
     }
 
 
 @pytest.fixture(scope="session")
-def ask(trained, randoms, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, cases.Chat]:
+    return {kind: cases.Chat.of(kind, tmp_path_factory.mktemp("chat")) for kind in cases.CHATS}
+
+
+@pytest.fixture(scope="session")
+def ask(trained, randoms, chats, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
     """ask(consumer, task's name) -> its answer. A consumer runs when it is first asked."""
-    tasks = cases.all_tasks(trained, randoms)
+    tasks = cases.all_tasks(trained, randoms, chats)
     answers: dict[str, dict[str, Any]] = {}
 
     def ask(consumer: str, name: str) -> Any:

@@ -4,6 +4,7 @@ Shapes: B batch, L positions, V vocabulary.
 """
 
 import subprocess
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 from cases import (
     ARCHITECTURES,
     BATCH,
+    CHATS,
     HERE,
+    MAKERS_TEXTS,
     NEW_TOKENS,
+    PUBLISHED,
     RANDOM,
     RANDOM_NEW_TOKENS,
     SECONDS,
@@ -30,14 +34,12 @@ CONSUMERS = ("optimum", "transformers.js")
 LAYOUTS = (("optimum", "merged"), ("optimum", "split"), ("transformers.js", "merged"))
 
 
-def new_tokens(row: list[int], before: int, eos: int, pad: int) -> list[int]:
-    """A row of generate's output without the `before` tokens it began with, eos, and the padding behind it."""
+def new_tokens(row: list[int], before: int, ends: set[int], pad: int) -> list[int]:
+    """A row of generate's output without the `before` tokens it began with, its end, and the padding behind it."""
     row = row[before:]
-    if eos in row:
-        end = row.index(eos)
-        assert set(row[end + 1 :]) <= {eos, pad}, f"tokens after the end of a sentence: {row}"
-        row = row[:end]
-    return row
+    end = next((i for i, id in enumerate(row) if id in ends), len(row))
+    assert set(row[end + 1 :]) <= {*ends, pad}, f"tokens after the end of a sentence: {row}"
+    return row[:end]
 
 
 def differing(trained: Trained, found: list[list[int]]) -> list[str]:
@@ -70,7 +72,7 @@ def test_greedy_tokens_and_text(consumer, layout, trained, ask):
     found = ask(consumer, layout)
     config = trained.model.config
     assert {row[0] for row in found["ids"]} == {config.bos_id}
-    tokens = [new_tokens(row, 1, config.eos_id, config.pad_id) for row in found["ids"]]
+    tokens = [new_tokens(row, 1, {config.eos_id}, config.pad_id) for row in found["ids"]]
     problems = differing(trained, tokens)
     assert not problems, f"{len(problems)} of {len(tokens)} rows: " + "\n".join(problems[:10])
     assert found["texts"] == trained.tokenizer.decode_batch(trained.tokens)
@@ -116,17 +118,33 @@ def test_special_tokens_written_in_a_text_are_text(trained, ask):
     assert ask("transformers.js", "special")["ids"] != [ours], "transformers.js has learned it: ask it this as the rest"
 
 
-@pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize(
+    ("architecture", "name"), [*product(["encoder-decoder", "decoder"], RANDOM), *product(["decoder"], PUBLISHED)]
+)
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_greedy_tokens_of_random_models(consumer, architecture, name, randoms, ask):
     random = randoms[architecture, name]
     expected = random.model.generate(random.rows, max_new_tokens=RANDOM_NEW_TOKENS)
     before = 1 if architecture == "encoder-decoder" else max(map(len, random.rows))
-    eos, pad = random.config.eos_id, random.config.pad_id
     rows = ask(consumer, f"{architecture} {name}")
-    assert [new_tokens(row, before, eos, pad) for row in rows] == expected
-    assert len({token for row in expected for token in row}) > 5
+    assert [new_tokens(row, before, random.ends, random.config.pad_id) for row in rows] == expected
+    assert len({token for row in expected for token in row}) > (1 if random.ends > {random.config.eos_id} else 3)
+
+
+@pytest.mark.parametrize("name", [name for name, ends in PUBLISHED.items() if ends])
+def test_other_ends_end_texts(name, randoms):
+    """Else readers that don't know them would pass."""
+    random = randoms["decoder", name]
+    free = random.model.generate(random.rows, max_new_tokens=RANDOM_NEW_TOKENS, end_ids=())
+    assert random.model.generate(random.rows, max_new_tokens=RANDOM_NEW_TOKENS) != free
+
+
+@pytest.mark.parametrize("kind", CHATS)
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_published_tokenizers_and_templates(consumer, kind, chats, ask):
+    chat = chats[kind]
+    assert ask(consumer, f"chat {kind}") == chat.ids
+    assert ask(consumer, f"texts {kind}")["ids"] == [chat.tokenizer.encode(text) for text in MAKERS_TEXTS]
 
 
 @pytest.mark.parametrize("name", RANDOM)

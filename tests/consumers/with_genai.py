@@ -30,8 +30,20 @@ def generate(folder, rows, pad_id, max_new_tokens, together):
     return found
 
 
+def chat(folder, messages):
+    """Ids of the prompt that a folder's template makes of a conversation."""
+    tokenizer = genai.Tokenizer(genai.Model(folder))
+    text = tokenizer.apply_chat_template(messages=json.dumps(messages), add_generation_prompt=True)
+    return [int(id) for id in tokenizer.encode(text)]
+
+
+def tokenize(folder, texts):
+    tokenizer = genai.Tokenizer(genai.Model(folder))
+    return [[int(id) for id in tokenizer.encode(text)] for text in texts]
+
+
 def main(tasks: str, answers: str) -> None:
-    kinds = {"generate": generate}
+    kinds = {f.__name__: f for f in (generate, chat, tokenize)}
     found = {}
     for task in json.loads(Path(tasks).read_text(encoding="utf-8")):
         name, kind = task.pop("name"), task.pop("kind")

@@ -41,6 +41,11 @@ def tokenize(folder, texts, rows):
     return {"ids": [tokenizer(text).input_ids for text in texts], "texts": decode(tokenizer, rows)}
 
 
+def chat(folder, messages):
+    """Ids of the prompt that a folder's template makes of a conversation."""
+    return AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, add_generation_prompt=True)
+
+
 def translate(folder, texts, batch, max_new_tokens, layout="merged", suffix=""):
     """Greedy tokens and text, in padded batches of this size. layout: merged is what is loaded if nothing is asked."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -103,7 +108,8 @@ def decode(tokenizer, rows):
 
 def main(tasks: str, answers: str) -> None:
     kinds = {
-        f.__name__: f for f in (tokenize, translate, translation_pipeline, generate, logits, vectors, sentence_vectors)
+        f.__name__: f
+        for f in (tokenize, chat, translate, translation_pipeline, generate, logits, vectors, sentence_vectors)
     }
     found = {}
     for task in json.loads(Path(tasks).read_text(encoding="utf-8")):

@@ -31,11 +31,12 @@ const modelOf = (kind, folder, more = {}) => load((name) => kind.from_pretrained
 const rowsOf = (tensor) => tensor.tolist().map((row) => row.map(Number));
 const int64 = (rows) => new Tensor('int64', BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]);
 /**
- * The row up to its first eos after `prompt` tokens. A batch's generate stops when all rows happen to end at one step, or
+ * The row up to its first end after `prompt` tokens. A batch's generate stops when all rows happen to end at one step, or
  * at the limit: rows that have ended go on, and what they say then is no output.
  */
-function untilEnd(row, prompt, eos) {
-  const end = row.indexOf(eos, prompt);
+function untilEnd(row, prompt, model) {
+  const ends = [model.generation_config.eos_token_id].flat();
+  const end = row.findIndex((id, i) => i >= prompt && ends.includes(id));
   return end < 0 ? row : row.slice(0, end + 1);
 }
 
@@ -48,6 +49,12 @@ const KINDS = {
     };
   },
 
+  /** Ids of the prompt that a folder's template makes of a conversation. */
+  async chat({ folder, messages }) {
+    const options = { add_generation_prompt: true, return_tensor: false, return_dict: false };
+    return (await tokenizerOf(folder)).apply_chat_template(messages, options);
+  },
+
   async translate({ folder, texts, batch, max_new_tokens, dtype }) {
     const tokenizer = await tokenizerOf(folder);
     const model = await modelOf(AutoModelForSeq2SeqLM, folder, dtype && { dtype });
@@ -55,7 +62,7 @@ const KINDS = {
     for (let start = 0; start < texts.length; start += batch) {
       const encoded = tokenizer(texts.slice(start, start + batch), { padding: true });
       const output = await model.generate({ ...encoded, max_new_tokens });
-      const rows = rowsOf(output).map((row) => untilEnd(row, 1, model.config.eos_token_id));
+      const rows = rowsOf(output).map((row) => untilEnd(row, 1, model));
       found.ids.push(...rows);
       found.texts.push(...tokenizer.batch_decode(rows, { skip_special_tokens: true }));
     }
@@ -73,7 +80,7 @@ const KINDS = {
     const model = await modelOf(CLASSES[architecture], folder);
     const output = await model.generate({ input_ids: int64(ids), attention_mask: int64(mask), max_new_tokens });
     const prompt = architecture === 'decoder' ? ids[0].length : 1;
-    return rowsOf(output).map((row) => untilEnd(row, prompt, model.config.eos_token_id));
+    return rowsOf(output).map((row) => untilEnd(row, prompt, model));
   },
 
   async logits({ folder, ids, mask }) {
