@@ -58,6 +58,7 @@ class ServeArguments(TypedDict, total=False):
     workers: int
     precision: PrecisionName | None
     shortlist: Path | str | None
+    date: str | None
     access_log: bool
     verify: bool
     cors: Sequence[str]

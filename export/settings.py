@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -153,6 +154,8 @@ class ServeSettings:
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
     tokens; unset: as each model's settings say."""
+    date: str | None = None
+    """The date that chat templates write, e.g. 2026-01-31, so that prompts stay the same; unset: today's."""
     access_log: bool = False
     """Log every request."""
     verify: bool = field(default=True, metadata=ADVANCED)
@@ -174,6 +177,10 @@ class ServeSettings:
         _check(self)
         if isinstance(self.cors, str) or not all(isinstance(origin, str) for origin in self.cors):
             raise UserError("{cors!r} must be a list of origins", cors=self.cors)
+        try:
+            datetime.fromisoformat(self.date or "2026-01-31")
+        except (TypeError, ValueError):
+            raise UserError("{date!r} is no date: write it as in 2026-01-31", date=self.date) from None
         for origin in self.cors:
             if origin != "*" and not _is_origin(origin):
                 raise UserError(

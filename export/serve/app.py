@@ -25,6 +25,7 @@ from mlx_transformer.system.machine import __version__
 
 from .batching import Batcher, EndingError, OverloadError
 from .calls import ENDING, FAULT, Call, KeyRing, Route, Shared, middleware
+from .chatting import CHAT, chat
 from .completing import COMPLETE, CompletionModel, complete
 from .encoders import EMBED, PREDICT, RERANK, ClassModel, EmbeddingModel, embed, predict, rerank
 from .models import Loaded, Model, Models, Named
@@ -35,7 +36,10 @@ from .translating import DETECT, STREAM, TRANSLATE, TranslationModel, detect, la
 CLIENT_LEFT = 499  # seen in the metrics only
 HELP = f"POST /translate {TRANSLATE.example}, /translate/stream, /v1/completions, /v1/embeddings, /rerank, /predict; "
 HELP += "GET /docs, /health, /metrics\n"
-OPENAI_HELP = "GET /v1/models; POST /v1/completions to decoders, /v1/embeddings and /v1/rerank to encoders; GET /docs"
+OPENAI_HELP = (
+    "GET /v1/models; POST /v1/completions and /v1/chat/completions to decoders, /v1/embeddings and /v1/rerank "
+)
+OPENAI_HELP += "to encoders; GET /docs"
 DEFAULTS = ServeSettings()
 STARTED = int(time.time())
 
@@ -94,6 +98,7 @@ def _entry(name: str) -> dict[str, Any]:
 TRANSLATED = '{"translations": ["Guten Morgen."]}; with q: {"translatedText": "Guten Morgen."}'
 STREAMED = 'data: {"text": "Guten"}, ..., event: done with the whole text'
 COMPLETED = '{"choices": [{"text": " there was", ...}], "usage": {...}}'
+ANSWERED = '{"choices": [{"message": {"role": "assistant", "content": "Hi!"}, ...}], "usage": {...}}'
 EMBEDDED = '{"data": [{"embedding": [0.1, ...], ...}], "usage": {...}}'
 RANKED = '{"results": [{"index": 0, "relevance_score": 0.93}]}; with texts: [{"index": 0, "score": 0.93}]'
 PREDICTED = '[{"score": 0.9, "label": "positive"}]'
@@ -111,6 +116,7 @@ ROUTES = (
     Route("/v1/models", list_models, None, '{"data": [{"id": "stories", ...}]}'),
     Route("/v1/models/{name:path}", describe_model, None, '{"id": "stories", ...}'),
     Route("/v1/completions", complete, COMPLETE, COMPLETED, CompletionModel),
+    Route("/v1/chat/completions", chat, CHAT, ANSWERED, CompletionModel),
     Route("/v1/embeddings", embed, EMBED, EMBEDDED, EmbeddingModel),
     Route("/rerank", rerank, RERANK, RANKED, ClassModel),
     Route("/v1/rerank", rerank, RERANK, RANKED, ClassModel),

@@ -439,52 +439,64 @@ class Batcher:
 class StreamTask:
     """Computes a stream of text and gives away each piece; never shared, since no two compare equal."""
 
-    give: Callable[[str], Any]
+    give: Callable[[tuple[int, str]], Any]
 
-    def __call__(self, payloads: list[Callable[[], Iterator[str]]], stopped: Callable[[], bool]) -> list[None]:
-        for begin in payloads:
+    def __call__(self, payloads: list[Any], stopped: Callable[[], bool]) -> list[None]:
+        for i, begin in payloads:
             for piece in begin():  # in this thread: an MLX stream belongs to its thread
                 if stopped():
                     raise Stopped
-                self.give(piece)
+                self.give((i, piece))
         return [None] * len(payloads)
 
 
 async def streamed(
     batcher: Batcher,
-    begin: Callable[[], Iterator[str]],
+    begins: Sequence[Callable[[], Iterator[str]]],
     *,
-    length: int,
+    lengths: Sequence[int],
     size: int,
     client: Hashable,
     done: Callable[[], None],
-) -> AsyncIterator[str]:
-    """Wait for the first piece of a stream, then return all its pieces; errors before the first are raised here.
+) -> AsyncIterator[tuple[int, str | None]]:
+    """Wait for the first piece of a text, then return all pieces of all texts, each with the number of its text, and
+    None behind the last of a text; errors before the first are raised here.
 
-    length, size: as in `Batcher.submit`. done: called after the last piece.
+    lengths, size: as in `Batcher.submit`. done: called after the last piece.
     """
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str | None]()
-    task = StreamTask(partial(loop.call_soon_threadsafe, queue.put_nowait))
-    [item] = batcher.submit(task, [begin], [length], size, client)
-    item.future.add_done_callback(lambda _: queue.put_nowait(None))
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str | None]]()
+    items = []
+    for i, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+        task = StreamTask(partial(loop.call_soon_threadsafe, queue.put_nowait))
+        items += batcher.submit(task, [(i, begin)], [length], size, client)
+        items[-1].future.add_done_callback(lambda _, i=i: queue.put_nowait((i, None)))
     try:
         first = await queue.get()
-        if first is None:
-            await item.future
+        if first[1] is None:
+            await items[first[0]].future
     except BaseException:
-        batcher.drop([item])
+        batcher.drop(items)
         raise
-    return _pieces(batcher, item, queue, first, done)
+    return _pieces(batcher, items, queue, first, done)
 
 
 async def _pieces(
-    batcher: Batcher, item: Item, queue: asyncio.Queue[str | None], piece: str | None, done: Callable[[], None]
-) -> AsyncIterator[str]:
+    batcher: Batcher,
+    items: list[Item],
+    queue: asyncio.Queue[tuple[int, str | None]],
+    part: tuple[int, str | None],
+    done: Callable[[], None],
+) -> AsyncIterator[tuple[int, str | None]]:
+    left = len(items)
     try:
-        while piece is not None:
-            yield piece
-            piece = await queue.get()
-        await item.future
+        while True:
+            if part[1] is None:
+                await items[part[0]].future
+                left -= 1
+            yield part
+            if not left:
+                break
+            part = await queue.get()
         done()
     finally:
-        batcher.drop([item])
+        batcher.drop(items)

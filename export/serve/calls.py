@@ -133,12 +133,12 @@ class Call:
         while (await self.request.receive())["type"] != "http.disconnect":
             pass
 
-    def stream(self, pieces: AsyncIterator[str], written: AsyncIterator[str]) -> Response:
+    def stream(self, pieces: AsyncIterator[Any], written: AsyncIterator[str]) -> Response:
         """Answer with server-sent events. pieces: the text; written: the events made of it (`event`)."""
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(self._events(pieces, written), media_type=EVENTS, headers=headers)
 
-    async def _events(self, pieces: AsyncIterator[str], written: AsyncIterator[str]) -> AsyncIterator[str]:
+    async def _events(self, pieces: AsyncIterator[Any], written: AsyncIterator[str]) -> AsyncIterator[str]:
         # Starlette closes this generator when the client leaves.
         path, complete = self.route.path, False
         try:
@@ -152,7 +152,7 @@ class Call:
             if not complete:
                 self.shared.metrics.dropped.inc()
             for source in (written, pieces):
-                await cast(AsyncGenerator[str], source).aclose()
+                await cast(AsyncGenerator[Any], source).aclose()
 
 
 def event(data: Any, kind: str | None = None) -> str:

@@ -1,6 +1,6 @@
-"""Decoder-only models behind OpenAI's /v1/completions: the form, the way from prompts to text, the endpoint.
+"""Decoder-only models behind OpenAI's /v1/completions: what a request asks for, the way from ids to text, the endpoint.
 
-Each field of a request is honoured, or refused unless its value changes nothing.
+Each field of a request is honoured, or refused unless its value changes nothing. chatting.py has the same for chats.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Self
 
 from mlx_transformer.core.inputs import check_ids
 from mlx_transformer.generation.settings import chosen_options
-from mlx_transformer.generation.stream import check_stop, pieces, prompt_ids, until
+from mlx_transformer.generation.stream import NewToken, check_stop, pieces, prompt_ids, until
 from mlx_transformer.generation.translate import fitting_tokenizer
 
 from .batching import streamed
@@ -27,93 +28,104 @@ from .schema import FLAG, TEXT, TEXTS, TEXTS_OR_IDS, Form, number, search_fields
 EXAMPLE = '{"model": "stories", "prompt": "Once upon a time", "max_tokens": 16}'
 MAX_TOKENS = 16  # OpenAI's default
 LARGEST_N = 64
-# OpenAI's fields without an effect here, and their values that ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "presence_penalty": (0,),
-    "suffix": ("",),
-}
+MOST_LIKELIEST = 20
+DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+IGNORED = ("user", "prompt_cache_key", "safety_identifier")
+"""Names of who asks, which change no answer."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {"logit_bias": ({},), "service_tier": ("auto", "default"), "store": (False,)}
+"""OpenAI's fields without an effect here, and their values that ask for nothing."""
+LEGACY: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
+SEED = secrets.randbelow(2**63)
+"""Of requests that give none: they draw by a row's number of their own, so that they share batches."""
 
 
 # The form.
-def _form() -> Form:
+def asked_fields(limit: int | None) -> dict[str, Any]:
+    """The fields of both forms. limit: the default of max_tokens; None: what the model's positions leave."""
     search = search_fields()
-    fields = {
-        "model": TEXT,
-        "prompt": TEXTS_OR_IDS,
+    most = number(limit or 0, "Most new tokens.")
+    return {
         "stop": TEXTS,
-        "max_tokens": number(MAX_TOKENS, "Most new tokens."),
+        "max_tokens": most if limit else {name: value for name, value in most.items() if name != "default"},
         "n": number(1, "Outputs per prompt.", most=LARGEST_N),
-        "temperature": {
-            **search["temperature"],
-            "minimum": 0,
-            "description": "0 takes the likeliest tokens.",
-        },
-        **{name: search[name] for name in ("top_p", "top_k")},
+        **{name: search[name] for name in (*DRAWN, *PENALTIES)},
+        "temperature": {**search["temperature"], "minimum": 0, "description": "0 takes the likeliest tokens."},
         "seed": {name: value for name, value in search["seed"].items() if name != "default"},
         "stream": {**FLAG, "default": False, "description": "Send pieces as server-sent events."},
         "stream_options": {"type": "object", "properties": {"include_usage": FLAG}},
-        "user": TEXT,
+        **dict.fromkeys(IGNORED, TEXT),
     }
-    return Form(fields, ["model", "prompt"], EXAMPLE)
 
 
-COMPLETE = _form()
+LIKELIEST = number(0, "Log-probabilities of the tokens, and of so many of the likeliest.", least=0, most=MOST_LIKELIEST)
+COMPLETE = Form(
+    {
+        "model": TEXT,
+        "prompt": TEXTS_OR_IDS,
+        **asked_fields(MAX_TOKENS),
+        "logprobs": {name: value for name, value in LIKELIEST.items() if name != "default"},
+    },
+    ["model", "prompt"],
+    EXAMPLE,
+)
 
 
 @dataclass(frozen=True)
-class CompletionRequest:
-    """prompts: texts, or rows of ids without a start token, each continued `n` times. stop: words before which an
-    output ends. options: settings of the search. wants_usage: a stream ends with its counts."""
+class Asked:
+    """What a request asks for, its prompts aside, each of which is continued `n` times.
+
+    stop: words before which an output ends. options: settings of the search. limits: the most new tokens by the names
+    of the request. likeliest: log-probabilities, and so many of the likeliest tokens; None: none. seeded: random draws
+    are those of its seed. wants_usage: a stream ends with its counts.
+    """
 
     model: str
-    prompts: list[str] | list[list[int]]
     n: int
     stop: list[str]
     options: dict[str, Any]
+    limits: dict[str, int]
+    seeded: bool
     stream: bool
     wants_usage: bool
+    likeliest: int | None
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> CompletionRequest:
-        """Read the fields of a body; null means "not given"."""
-        values = {name: value for name, value in values.items() if value is not None}
-        model = values.pop("model", None)
-        if not isinstance(model, str) or "prompt" not in values:
-            raise RequestError(400, f'body: "model" and "prompt" are needed; send {EXAMPLE}')
-        prompts = texts_or_ids("prompt", values.pop("prompt"))
-        stream = flag("stream", values.pop("stream", False))
-        n = whole("n", values.pop("n", 1), 1, LARGEST_N)
-        if values.pop("best_of", n) != n:
-            raise RequestError(400, "best_of: all outputs are given; leave it out")
-        usage = _usage(values.pop("stream_options", None), stream)
-        stop = texts("stop", values.pop("stop", []))
-        if not isinstance(values.pop("user", ""), str):
-            raise RequestError(400, "user: must be a string")
-        options = _options(values)
-        for name, value in values.items():
-            if name not in NEUTRAL:
-                raise unknown_field(name, COMPLETE.fields)
-            if value not in NEUTRAL[name]:
-                raise RequestError(400, f"{name}: this server doesn't have it; leave it out")
-        return cls(model, prompts, n, stop, options, stream, usage)
+    def taken(cls, values: dict[str, Any], likeliest: int | None, limit: int | None = None) -> Self:
+        """Take the fields out of `values`. limit: the most new tokens, if the request doesn't say."""
+        model, stream = values.pop("model"), flag("stream", values.pop("stream", False))
+        n, usage = whole("n", values.pop("n", 1), 1, LARGEST_N), _usage(values.pop("stream_options", None), stream)
+        stop, seeded = texts("stop", values.pop("stop", [])), "seed" in values
+        for name in IGNORED:
+            if not isinstance(values.pop(name, ""), str):
+                raise RequestError(400, f"{name}: must be a string")
+        names = [name for name in ("max_completion_tokens", "max_tokens") if name in values]
+        limits = {name: whole(name, values.pop(name), 1) for name in names}
+        most = next(iter(limits.values()), limit)  # OpenAI's newer name wins
+        options = _options(values, {} if most is None else {"max_new_tokens": most})
+        return cls(model, n, stop, options, limits, seeded, stream, usage, likeliest)
 
 
-def _options(values: dict[str, Any]) -> dict[str, Any]:
+def refuse_others(values: Mapping[str, Any], form: Form, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that nobody has taken, unless their value changes nothing."""
+    for name, value in values.items():
+        if name not in neutral:
+            raise unknown_field(name, form.fields)
+        if value not in neutral[name]:
+            raise RequestError(400, f"{name}: this server doesn't have it; leave it out")
+
+
+def _options(values: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Take the search's settings out of the values; they replace those of the model's folder. Temperature 0 takes the
-    most likely token, and ignores top_p and seed."""
-    limit = whole("max_tokens", values.pop("max_tokens", MAX_TOKENS), 1)
-    drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": secrets.randbelow(2**63)}
+    most likely token, and ignores top_p and the like."""
+    options |= {name: values.pop(name) for name in PENALTIES if name in values}
+    drawn = {**DRAWN, "seed": SEED}
     drawn |= {name: values.pop(name) for name in drawn if name in values}
-    greedy = drawn["temperature"] == 0 and not isinstance(drawn["temperature"], bool)
-    options = {"max_new_tokens": limit, "beam": 1, "sample": True, **drawn}
-    if not greedy:
+    options |= {"beam": 1, "sample": True, **drawn}
+    if drawn["temperature"] != 0 or isinstance(drawn["temperature"], bool):
         return search_options(options)
     search_options({**options, "temperature": 1.0})  # checks the others
-    return search_options({**options, "sample": False, "temperature": 1.0, "top_p": 1.0, "top_k": 0})
+    return search_options({**options, "sample": False, **DRAWN})
 
 
 def _usage(value: Any, stream: bool) -> bool:
@@ -126,11 +138,13 @@ def _usage(value: Any, stream: bool) -> bool:
 
 @dataclass
 class Written:
-    """An output while it is written. tokens: generated so far, at most `limit`."""
+    """An output while it is written. tokens: generated so far, at most `limit`; scored: those with log-probabilities,
+    if they are asked for."""
 
     limit: int
     text: str = ""
     tokens: int = 0
+    scored: list[NewToken] = field(default_factory=list)
     stopped: bool = field(default=False, repr=False)
 
     @property
@@ -158,41 +172,91 @@ class Written:
             yield piece
         self.stopped = len(self.text) < decoded
 
+    def noted(self, tokens: Iterable[NewToken], scored: bool) -> Iterator[int]:
+        """Yield the ids of the tokens, and keep these if they are scored."""
+        for token in tokens:
+            if scored:
+                self.scored.append(token)
+            yield token.id
+
 
 @dataclass(frozen=True)
 class Completion:
-    """Shared by all parts of an answer."""
+    """Shared by all parts of an answer. tokenizer: spells tokens that have log-probabilities."""
 
-    model: str
+    asked: Asked
     prompt_tokens: int
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    tokenizer: Any
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+    prefix: ClassVar[str] = "cmpl"
+    kinds: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
+    """Names of a whole answer, and of a part."""
 
     def whole(self, outputs: Sequence[Written]) -> dict[str, Any]:
         """Write a whole answer."""
-        choices = [_choice(i, output.text, output.finish_reason) for i, output in enumerate(outputs)]
-        return {**self._chunk(choices), "usage": self._usage(outputs)}
+        return {**self._answer([self.choice(i, o) for i, o in enumerate(outputs)], 0), "usage": self._usage(outputs)}
 
-    def part(self, text: str, reason: str | None = None, *, wants_usage: bool) -> dict[str, Any]:
-        """Write a piece of a stream; the last has a `reason`."""
-        return {**self._chunk([_choice(0, text, reason)]), **({"usage": None} if wants_usage else {})}
+    async def events(
+        self, parts: AsyncIterator[tuple[int, str | None]], outputs: Sequence[Written]
+    ) -> AsyncIterator[str]:
+        """Write the events of a stream. parts: number of an output and its next piece, None behind the last."""
+        told, length = [0 for _ in outputs], [0 for _ in outputs]
 
-    def last(self, output: Written) -> dict[str, Any]:
-        """Write the counts, after the last piece."""
-        return {**self._chunk([]), "usage": self._usage([output])}
+        def part(i: int, text: str, reason: str | None = None) -> str:
+            new = outputs[i].scored[told[i] :]
+            choice = self.piece(i, text, self.log_probabilities(new, length[i]), reason)
+            told[i] += len(new)
+            length[i] += sum(len(self.spelling(token.id)) for token in new)
+            return event({**self._answer([choice], 1), **({"usage": None} if self.asked.wants_usage else {})})
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        kind = "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        for i in range(len(outputs)) if self.begins else ():
+            yield part(i, "")
+        async for i, text in parts:
+            yield part(i, text or "", outputs[i].finish_reason if text is None else None)
+        if self.asked.wants_usage:
+            yield event({**self._answer([], 1), "usage": self._usage(outputs)})
+        yield "data: [DONE]\n\n"
+
+    begins: ClassVar[bool] = False
+    """Whether a stream begins with a part of its own for each output."""
+
+    def choice(self, index: int, output: Written) -> dict[str, Any]:
+        """Write a whole output."""
+        return self.piece(index, output.text, self.log_probabilities(output.scored, 0), output.finish_reason)
+
+    def piece(self, index: int, text: str, log_probabilities: Any, reason: str | None) -> dict[str, Any]:
+        """Write a part of an output; the last has a `reason`."""
+        return {"index": index, "text": text, "logprobs": log_probabilities, "finish_reason": reason}
+
+    def log_probabilities(self, tokens: Sequence[NewToken], place: int) -> Any:
+        """Write the log-probabilities of tokens, whose text begins at `place`; None if nobody asked."""
+        if self.asked.likeliest is None:
+            return None
+        spelled, top = [self.spelling(token.id) for token in tokens], []
+        for spelling, token in zip(spelled, tokens, strict=True):
+            top.append({self.spelling(id): log_p for id, log_p in reversed(token.likeliest)})
+            top[-1][spelling] = token.log_p  # several ids may be spelled alike, e.g. parts of characters
+        return {
+            "tokens": spelled,
+            "token_logprobs": [token.log_p for token in tokens],
+            "top_logprobs": top,
+            "text_offset": [place + sum(map(len, spelled[:i])) for i in range(len(spelled))],
+        }
+
+    def spelling(self, id: int) -> str:
+        """Return the text that a token adds, or its name if it adds none."""
+        decode, size = self.tokenizer.decode, self.tokenizer.vocab_size
+        return decode([id, id])[len(decode([id])) :] or (self.tokenizer.token(id) if id < size else f"<{id}>")
+
+    def _answer(self, choices: list[dict[str, Any]], kind: int) -> dict[str, Any]:
+        about = {"id": f"{self.prefix}-{self.id}", "object": self.kinds[kind], "created": self.created}
+        return {**about, "model": self.asked.model, "choices": choices}
 
     def _usage(self, outputs: Sequence[Written]) -> dict[str, int]:
         new = sum(output.tokens for output in outputs)
         total = self.prompt_tokens + new
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": new, "total_tokens": total}
-
-
-def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
 # The model.
@@ -207,58 +271,72 @@ class CompletionModel(Loaded):
         model = self.model
         self.tokenizer = fitting_tokenizer(model.config, model.tokenizer, self.name, "decoder", "completing")
 
-    def prompt_tokens(self, prompts: Sequence[Any]) -> int:
-        """Count the tokens of the prompts, without start tokens."""
-        return sum(len(ids) - 1 for ids in self._ids(prompts))
+    def rows(self, prompts: Sequence[Any]) -> tuple[list[list[int]], int]:
+        """Return the ids of each prompt, behind a start token where the vocabulary's texts have one (of a published
+        decoder's vocabulary, ids as they are), and how many tokens they are without it."""
+        makers = self.tokenizer.is_makers
+        if isinstance(prompts[0], str):
+            rows = [[*ids] for ids in prompt_ids(self.tokenizer, prompts)]
+        else:
+            start = [] if makers else [self.tokenizer.bos_id]
+            rows = [[*start, *row.tolist()] for row in check_ids(prompts, self.model.config.vocab_size, "prompt")]
+        return rows, sum(len(row) - (0 if makers else 1) for row in rows)
 
-    async def complete(self, request: CompletionRequest, client: Hashable) -> list[Written]:
-        """Return `n` outputs for each prompt, in order."""
-        rows = await self._rows(request)
-        _, options = chosen_options(self.model.generation, request.options)
+    def check(self, asked: Asked, prompts: int) -> None:
+        """Refuse what is too much for this model."""
+        check_lengths(asked.limits, self.model.config.max_positions)
+        check_stop(asked.stop)
+        check_count(f"prompt: {prompts * asked.n} outputs", prompts * asked.n, self.max_sentences)
+
+    async def complete(self, asked: Asked, rows: Sequence[list[int]], client: Hashable) -> list[Written]:
+        """Return `n` outputs for each row of ids, in order."""
+        if asked.likeliest is not None:
+            parts, outputs = await self.stream(asked, rows, client)
+            async for _ in parts:
+                pass
+            return outputs
+        _, options = chosen_options(self.model.generation, asked.options)
         task = Search(self.model, self.name, options, not self.model.has_steps)
-        payloads = [Row(ids, i) for i, ids in enumerate(rows)]
-        best = await self.compute(task, payloads, [len(ids) for ids in rows], client)
-        written = await asyncio.to_thread(self._texts, [outputs[0].ids for outputs in best], request)
+        payloads = [Row(ids, place) for ids, place in self._places(asked, rows)]
+        best = await self.compute(task, payloads, [len(row.ids) for row in payloads], client)
+        written = await asyncio.to_thread(self._texts, [outputs[0].ids for outputs in best], asked)
         self._count(written)
         return written
 
-    async def stream(self, request: CompletionRequest, client: Hashable) -> tuple[AsyncIterator[str], Written]:
-        """Return a single output in pieces; `Written` is complete after the last."""
-        if len(request.prompts) * request.n != 1:
-            raise RequestError(400, "stream: one prompt is streamed, with n=1; leave out stream for several")
-        [row] = await self._rows(request)
-        written = Written(request.options["max_new_tokens"])
+    async def stream(
+        self, asked: Asked, rows: Sequence[list[int]], client: Hashable
+    ) -> tuple[AsyncIterator[tuple[int, str | None]], list[Written]]:
+        """Return the pieces of `n` outputs for each row of ids, each with the number of its output, and the outputs,
+        which are complete after the last."""
+        written: list[Written] = []
 
-        def begin() -> Iterator[str]:
-            return written.follow(self.tokenizer, self.model.stream_ids(row, **request.options), request.stop)
+        def begun(output: Written, ids: list[int], place: int) -> Iterator[str]:
+            scored, likeliest = asked.likeliest is not None, asked.likeliest
+            tokens = self.model.stream_tokens(ids, row=place, likeliest=likeliest, **asked.options)
+            yield from output.follow(self.tokenizer, output.noted(tokens, scored), asked.stop)
 
-        done = lambda: self._count([written])  # noqa: E731
-        return await streamed(self.batcher, begin, length=len(row), size=1, client=client, done=done), written
+        begins: list[Callable[[], Iterator[str]]] = []
+        for ids, place in self._places(asked, rows):
+            written.append(Written(asked.options["max_new_tokens"]))
+            begins.append(partial(begun, written[-1], ids, place))
+        lengths = [len(row) for row in rows for _ in range(asked.n)]
+        done = partial(self._count, written)
+        return await streamed(self.batcher, begins, lengths=lengths, size=1, client=client, done=done), written
 
-    async def _rows(self, request: CompletionRequest) -> list[list[int]]:
-        check_lengths({"max_tokens": request.options["max_new_tokens"]}, self.model.config.max_positions)
-        check_stop(request.stop)
-        count = len(request.prompts) * request.n
-        check_count(f"prompt: {count} outputs", count, self.max_sentences)
-        rows = await asyncio.to_thread(self._ids, request.prompts)
-        return [ids for ids in rows for _ in range(request.n)]
+    def _places(self, asked: Asked, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], int]]:
+        """Yield each row `n` times, with the number on which its random draws depend."""
+        first = 0 if asked.seeded else secrets.randbelow(2**30)
+        for i, ids in enumerate(ids for ids in rows for _ in range(asked.n)):
+            yield ids, first + i
 
-    def _ids(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """The ids of each prompt, after a start token; of a published decoder's vocabulary, ids as they are."""
-        if not prompts or isinstance(prompts[0], str):
-            return [list(ids) for ids in prompt_ids(self.tokenizer, prompts)]
-        checked = check_ids(prompts, self.model.config.vocab_size, "prompt")
-        start = [] if self.tokenizer.is_makers else [self.tokenizer.bos_id]
-        return [[*start, *row.tolist()] for row in checked]
-
-    def _texts(self, outputs: list[list[int]], request: CompletionRequest) -> list[Written]:
-        limit = request.options["max_new_tokens"]
-        if not request.stop:
+    def _texts(self, outputs: list[list[int]], asked: Asked) -> list[Written]:
+        limit = asked.options["max_new_tokens"]
+        if not asked.stop:
             decoded = self.tokenizer.decode_batch(outputs)
             return [Written(limit, text, len(ids)) for text, ids in zip(decoded, outputs, strict=True)]
         written = [Written(limit) for _ in outputs]
         for output, ids in zip(written, outputs, strict=True):
-            for _ in output.follow(self.tokenizer, ids, request.stop):
+            for _ in output.follow(self.tokenizer, ids, asked.stop):
                 pass
         return written
 
@@ -269,21 +347,24 @@ class CompletionModel(Loaded):
 # The endpoint.
 async def complete(call: Call) -> Any:
     """Continue prompts, by a decoder-only model."""
-    body = CompletionRequest.of(await call.values())
-    model = call.model(body.model)
-    completion = Completion(body.model, model.prompt_tokens(body.prompts))
-    if not body.stream:
-        return completion.whole(await call.result(model.complete(body, call.client)))
-    pieces, written = await call.result(model.stream(body, call.client))
-    return call.stream(pieces, _events(pieces, written, completion, body.wants_usage))
+    values = {name: value for name, value in (await call.values()).items() if value is not None}
+    if not isinstance(values.get("model"), str) or "prompt" not in values:
+        raise RequestError(400, f'body: "model" and "prompt" are needed; send {EXAMPLE}')
+    prompts = texts_or_ids("prompt", values.pop("prompt"))
+    likeliest = whole("logprobs", values.pop("logprobs"), 0, MOST_LIKELIEST) if "logprobs" in values else None
+    asked = Asked.taken(values, likeliest, MAX_TOKENS)
+    if values.pop("best_of", asked.n) != asked.n:
+        raise RequestError(400, "best_of: all outputs are given; leave it out")
+    refuse_others(values, COMPLETE, NEUTRAL | LEGACY)
+    model = call.model(asked.model)
+    model.check(asked, len(prompts))
+    rows, tokens = await asyncio.to_thread(model.rows, prompts)
+    return await answered(call, model, rows, Completion(asked, tokens, model.tokenizer))
 
 
-async def _events(
-    pieces: AsyncIterator[str], written: Written, completion: Completion, wants_usage: bool
-) -> AsyncIterator[str]:
-    async for piece in pieces:
-        yield event(completion.part(piece, wants_usage=wants_usage))
-    yield event(completion.part("", written.finish_reason, wants_usage=wants_usage))
-    if wants_usage:
-        yield event(completion.last(written))
-    yield "data: [DONE]\n\n"
+async def answered(call: Call, model: CompletionModel, rows: Sequence[list[int]], answer: Completion) -> Any:
+    """Write what the model continues the rows with, whole or as a stream."""
+    if not answer.asked.stream:
+        return answer.whole(await call.result(model.complete(answer.asked, rows, call.client)))
+    parts, outputs = await call.result(model.stream(answer.asked, rows, call.client))
+    return call.stream(parts, answer.events(parts, outputs))

@@ -17,6 +17,7 @@ from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.heads import EncoderHead
 from mlx_transformer.generation.settings import Settings
+from mlx_transformer.generation.stream import NewToken
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
@@ -59,7 +60,7 @@ class Model(Protocol):
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
     def embedder(self, **options: Any) -> Embedder: ...
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead: ...
-    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]: ...
+    def stream_tokens(self, ids: Sequence[int], **options: Any) -> Iterator[NewToken]: ...
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from export.settings import PrecisionName, ServeSettings
 from mlx_transformer.core.folders import Place
 from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.decoding.search import SharedSearch
+from mlx_transformer.generation.stream import NewToken
 from mlx_transformer.generation.translate import Overlong, Translation, join
 from mlx_transformer.system.errors import UserError
 
@@ -120,7 +121,7 @@ class OneFile:
     def stream(self, line: str, **options: Any) -> Iterator[str]:
         raise RequestError(400, NO_STREAM)
 
-    def stream_ids(self, ids: Sequence[int], **options: Any) -> Iterator[int]:
+    def stream_tokens(self, ids: Sequence[int], **options: Any) -> Iterator[NewToken]:
         raise RequestError(400, NO_STREAM)
 
 

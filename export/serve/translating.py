@@ -166,7 +166,7 @@ class TranslationModel(Loaded):
         size, lines = sum(map(len, request.lines)), len(request.lines)
         return await without_blocking(size, self.translator.texts, lines, owners, hypotheses, *links)
 
-    async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[str]:
+    async def stream(self, request: TranslateRequest, client: Hashable) -> AsyncIterator[tuple[int, str | None]]:
         """Return the translation of a single line in pieces; errors are raised before the first."""
         if len(request.lines) != 1:
             raise RequestError(400, "text: one string is streamed; send several lines to /translate")
@@ -177,7 +177,7 @@ class TranslationModel(Loaded):
         begin = partial(self.model.stream, line, overlong=request.overlong, **request.options)
         length, size = sum(map(len, rows)), max(1, len(rows))
         done = partial(self.count, 1)
-        return await streamed(self.batcher, begin, length=length, size=size, client=client, done=done)
+        return await streamed(self.batcher, [begin], lengths=[length], size=size, client=client, done=done)
 
     async def _rows(self, request: TranslateRequest) -> tuple[list[int], list[list[int]]]:
         lengths = {name: request.options.get(name) for name in ("min_new_tokens", "max_new_tokens")}
@@ -230,12 +230,13 @@ async def detect(call: Call) -> Any:
     return detected(await call.values(), call.models)
 
 
-async def _events(pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+async def _events(pieces: AsyncIterator[tuple[int, str | None]]) -> AsyncIterator[str]:
     """`data: {"text": piece}` for each piece, then `event: done` with the whole text."""
     text = ""
-    async for piece in pieces:
-        text += piece
-        yield event({"text": piece})
+    async for _, piece in pieces:
+        if piece is not None:
+            text += piece
+            yield event({"text": piece})
     yield event({"text": text}, "done")
 
 

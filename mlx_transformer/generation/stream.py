@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,15 @@ REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
 LONGEST_CHARACTER, FEW = 4, 12  # bytes of a character; so many ids without one are no character's
 
 
+class NewToken(NamedTuple):
+    """A token that was decided. log_p: the model's own log-probability of it, whatever rules and temperature chose it;
+    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first."""
+
+    id: int
+    log_p: float = 0.0
+    likeliest: Sequence[tuple[int, float]] = ()
+
+
 def stream_ids(
     model: Model,
     ids: Sequence[int],
@@ -39,11 +48,26 @@ def stream_ids(
     candidates: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[int]:
-    """Return an iterator over the new tokens of one input, each as soon as it is decided; all together they are the
-    output of `generate`.
+    """Return an iterator over the new ids of one input, each as soon as it is decided; all together they are the
+    output of `generate`. Arguments as for `stream_tokens`."""
+    return (token.id for token in stream_tokens(model, ids, prefix, row=row, candidates=candidates, **options))
+
+
+def stream_tokens(
+    model: Model,
+    ids: Sequence[int],
+    prefix: Sequence[int] = (),
+    *,
+    row: int = 0,
+    candidates: Sequence[int] | None = None,
+    likeliest: int | None = None,
+    **options: Any,
+) -> Iterator[NewToken]:
+    """Return an iterator over the new tokens of one input, as `stream_ids` over their ids.
 
     ids, prefix, candidates, options: as for `search`, for one input. row: the input's index in a list, which seeds its
-    random draws. Wrong input and options raise `UserError` at the call, not at the first token.
+    random draws. likeliest: tokens have log-probabilities, and so many of the likeliest with theirs; unset: neither.
+    Wrong input and options raise `UserError` at the call, not at the first token.
     """
     chosen = Options.of(options)
     if chosen.beam > 1:
@@ -54,20 +78,23 @@ def stream_ids(
     listed = None if candidates is None else check_candidates([candidates], 1, model.config)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
     if listed is None:
-        return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False))
+        return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False), likeliest)
     # Greedy on logits of the candidates only; works with any model.
     own = Candidates.of(batch, chosen, model.config)
     narrowed, (batch, chosen) = among(model, own), own.narrowed(batch, chosen)
-    tokens = _tokens(narrowed, batch, Greedy(model.arrays, batch, chosen, own.config, scored=False))
-    return (int(own.ids[token]) for token in tokens)
+    strategy = Greedy(model.arrays, batch, chosen, own.config, scored=False)
+    return _tokens(narrowed, batch, strategy, likeliest, own.ids)
 
 
-def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
+def _tokens(
+    model: Model, batch: Batch, strategy: Greedy, likeliest: int | None, names: np.ndarray | None = None
+) -> Iterator[NewToken]:
+    """names: the id of each place of the logits; None: the place itself."""
     xp, limit = model.arrays, int(batch.limits[0])
     decoder, logits = model.start(batch.sources)
     for t in range(limit):
         token, _ = strategy.choose(logits, t)
-        more = t + 1 < limit
+        more, scores = t + 1 < limit, logits
         if xp.lazy and more:  # the device computes the next step while the host reads this one
             logits = decoder.step(token)
             xp.queue(token, logits)
@@ -76,9 +103,20 @@ def _tokens(model: Model, batch: Batch, strategy: Greedy) -> Iterator[int]:
             raise UserError("the model's logits are not finite; check its weights")
         if new in strategy.rules.ends:
             return
-        yield new
+        yield _named(new, None if likeliest is None else xp.numpy(xp.float32(scores))[0], likeliest or 0, names)
         if not xp.lazy and more:
             logits = decoder.step(token)
+
+
+def _named(token: int, logits: np.ndarray | None, likeliest: int, names: np.ndarray | None) -> NewToken:
+    id = token if names is None else int(names[token])
+    if logits is None:
+        return NewToken(id)
+    exact = logits.astype(np.float64) - logits.max()
+    log_p = exact - np.log(np.exp(exact).sum())
+    first = np.argsort(-log_p, kind="stable")[:likeliest]
+    others = [(int(i if names is None else names[i]), float(log_p[i])) for i in first]
+    return NewToken(id, float(log_p[token]), others)
 
 
 def stream(

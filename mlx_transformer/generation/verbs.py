@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from .embed import Embedder, GraphVectors
     from .fill import Filling
     from .heads import Answer, EncoderHead, Ranked, Scored, Tagged, Text
+    from .stream import NewToken
     from .translate import Overlong, Translation, Translator
 
 T = TypeVar("T")
@@ -291,11 +292,22 @@ class TextVerbs:
         self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Unpack[StreamArguments]
     ) -> Iterator[int]:
         """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
-        from .stream import stream_ids
+        return (token.id for token in self.stream_tokens(ids, prefix, **options))
+
+    def stream_tokens(
+        self,
+        ids: Sequence[int],
+        prefix: Sequence[int] = (),
+        *,
+        likeliest: int | None = None,
+        **options: Unpack[StreamArguments],
+    ) -> Iterator[NewToken]:
+        """Yield the new tokens of one input, with log-probabilities if asked; see `generation.stream.stream_tokens`."""
+        from .stream import stream_tokens
 
         [ids], others = self._with_languages([ids], {**options}, [prefix] if len(prefix) else None)
-        chosen = {"candidates": self._candidates(ids), **self._streaming(others)}
-        return self._streamed(lambda model: stream_ids(model, ids, prefix, **chosen))
+        chosen = {"candidates": self._candidates(ids), **self._streaming(others), "likeliest": likeliest}
+        return self._streamed(lambda model: stream_tokens(model, ids, prefix, **chosen))
 
     @overload
     def translate(self, lines: str, *, overlong: Overlong = "error", **options: Unpack[TextArguments]) -> str: ...  # type: ignore[overload-overlap]

@@ -12,7 +12,7 @@ from small_models import DECODER, write_text_model
 from export import OnnxTransformer
 from export.serve.completing import Written
 from export.serve.models import Named
-from mlx_transformer.generation.stream import until
+from mlx_transformer.generation.stream import NewToken, until
 
 COMPLETIONS = "/v1/completions"
 GREEDY = {"model": "stories", "temperature": 0}
@@ -155,13 +155,14 @@ def test_models(shared):
         ({**GREEDY, "prompt": ["x"] * 30, "n": 2}, 413, "60 outputs, at most 48"),
         ({**GREEDY, "prompt": "x", "best_of": 2}, 400, "best_of: all outputs are given"),
         ({**GREEDY, "prompt": "x", "echo": True}, 400, "echo: this server doesn't have it"),
-        ({**GREEDY, "prompt": "x", "logprobs": 0}, 400, "logprobs: this server doesn't have it"),
-        ({**GREEDY, "prompt": "x", "presence_penalty": 0.5}, 400, "presence_penalty: this server doesn't have it"),
+        ({**GREEDY, "prompt": "x", "logprobs": 21}, 400, "logprobs: must be a whole number of at least 0, at most 20"),
+        ({**GREEDY, "prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias: this server doesn't have it"),
+        ({**GREEDY, "prompt": "x", "presence_penalty": 3}, 400, "presence_penalty=3 must be"),
+        ({**GREEDY, "prompt": "x", "min_p": 2}, 400, "min_p=2 must be"),
         ({**GREEDY, "prompt": "x", "beam": 2}, 400, "'beam': no such setting"),
         ({**GREEDY, "prompt": "x", "stop": [""]}, 400, "stop: give a list of words"),
         ({**GREEDY, "prompt": "x", "seed": -1}, 400, "seed=-1 must be"),
         ({"model": "stories", "prompt": "x", "temperature": -1}, 400, "temperature=-1 must be"),
-        ({**GREEDY, "prompt": ["x", "y"], "stream": True}, 400, "stream: one prompt is streamed"),
         ({**GREEDY, "prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ({**GREEDY, "prompt": "x", "user": 3}, 400, "user: must be a string"),
         ({**GREEDY, "prompt": "x", "stream": 1}, 400, "stream: must be true or false"),
@@ -189,11 +190,11 @@ def test_a_server_without_translator(writer):
 
 
 def test_unknown_addresses_and_faults(shared, writer):
-    for path in ("/v1/chat/completions", "/v1/completions/"):
+    for path in ("/v1/chat", "/v1/completions/"):
         answer = shared.post(path, json={**GREEDY, "prompt": "x"}, follow_redirects=False)
         error = answer.json()["error"]
         assert (answer.status_code, error["type"]) == (404, "invalid_request_error")
-        assert "POST /v1/completions to decoders" in error["message"]
+        assert "POST /v1/completions and /v1/chat/completions to decoders" in error["message"]
 
     class Broken:
         config, tokenizer, generation = writer.config, writer.tokenizer, {}
@@ -202,8 +203,8 @@ def test_unknown_addresses_and_faults(shared, writer):
         def generate(self, ids, **options):
             raise RuntimeError("cable")
 
-        def stream_ids(self, ids, **options):
-            yield 9
+        def stream_tokens(self, ids, **options):
+            yield NewToken(9)
             raise RuntimeError("cable")
 
     with client({Named.of(["stories=a"])[0]: Broken()}) as (http_, _):
