@@ -102,7 +102,7 @@ def read_published(folder: Path) -> Imported:
         source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)
         folder = folder if (folder / JOINT).is_file() else network
-    where = network / (GENERATION if source.generation else CONFIG)
+    where = network / (GENERATION if (network / GENERATION).is_file() else CONFIG)
     return _converted(source, family, folder, where, notes, sentences)
 
 

@@ -116,13 +116,12 @@ def published_settings(settings: Mapping[str, Any], c: TransformerConfig) -> Val
 
 
 def with_first_end(published: Published) -> Published:
-    """The model with only the first of several end tokens in its config.json; the others become `end_ids`."""
-
-    def one(values: Values) -> Values:
-        ends = values.get("eos_token_id")
-        return {**values, "eos_token_id": ends[0]} if isinstance(ends, list) and ends else values
-
-    return replace(published, config=one(published.config))
+    """The model with only the first of several end tokens in its config.json; the others become `end_ids`, also where
+    there is no generation_config.json."""
+    config, ends = published.config, published.config.get("eos_token_id")
+    if not isinstance(ends, list) or not ends:
+        return published
+    return replace(published, config={**config, "eos_token_id": ends[0]}, generation=published.generation or config)
 
 
 def _lengths(theirs: Values, c: TransformerConfig) -> Settings:

@@ -15,8 +15,10 @@ import numpy as np
 
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlx_transformer.core.config import Table, TransformerConfig
+from mlx_transformer.core.folders import GGUF as SUFFIX
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.positions import rotary_frequencies
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, DEFAULT, SPECIAL_TOKENS, Settings, read_settings
 from mlx_transformer.system.durable import Target, replace_files
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.gguf_files import MAGIC, write_gguf
@@ -27,7 +29,7 @@ from .generation import with_first_end
 from .gguf import ARCHITECTURES, FREQUENCIES, LAYER, LAYERS, PATTERN, Architecture, as_in_gguf, halves, read_gguf_model
 from .gguf import SIZES as SIZE_KEYS
 from .gguf_text import KEYS as TEXT_KEYS
-from .gguf_text import text_keys
+from .gguf_text import TEMPLATE, text_keys
 from .table import FAMILIES, family_of
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}
@@ -37,6 +39,8 @@ TABLES = ("llama3", "divisors")
 ALIASES = {"mistral": "llama"}
 """{model_type: that of the architecture in whose files such models are}"""
 BLOCK = 32
+ENDS = ("eot", "eom")
+"""Roles of tokens that end a text besides eos."""
 
 
 def _is_gguf(path: Path) -> bool:
@@ -57,6 +61,8 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
     if type not in TYPES:
         raise UserError("{type}: choose one of {}", ", ".join(TYPES), type=repr(type)[:40])
     output = claim(out, GGUF, force, resolve(checkpoint))
+    if output.path.suffix != SUFFIX:
+        raise UserError(f"{output.path}: name it {output.path.name}{SUFFIX}, by which programs know such files")
     opened = open_checkpoint(checkpoint)
     family = family_of(opened.config)
     kind = ALIASES.get(family.model_type, family.model_type)
@@ -73,6 +79,8 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
     ids = {"bos": ours.bos_id, "eos": ours.eos_id, "padding": ours.pad_id}
     pairs |= {f"{TEXT_KEYS}.{role}_token_id": id for role, id in ids.items()}
     text, notes = _text(opened)
+    said, left = _generation(read_settings(opened.folder, ours))
+    notes += left
     arrays, narrow = _tensors(tensors, config, architecture, type)
     notes += (
         [f"{len(narrow)} matrices are float16, as their rows are no blocks of {BLOCK}: {narrow[0]}"] if narrow else []
@@ -80,7 +88,7 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
     arrays |= {} if divisors is None else {FREQUENCIES: (np.array(divisors, np.float32), "F32")}
     with replace_files(output) as temporary:
         file = temporary / output.path.name
-        write_gguf(file, pairs | text, arrays)
+        write_gguf(file, pairs | text | said, arrays)
         _check(file, FAMILIES[kind], opened, divisors)
     return notes
 
@@ -155,6 +163,16 @@ def _text(opened: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     if text is None:
         return {"tokenizer.ggml.model": "no_vocab"}, ["no tokenizer (the checkpoint has none)"]
     return text_keys(text, opened.config)
+
+
+def _generation(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """The keys of chat templates and of further ends, and a note of the settings that a file has no keys for."""
+    templates, ends = settings.get(CHAT_TEMPLATES, {}), settings.get("end_ids", ())
+    pairs = {TEMPLATE if name == DEFAULT else f"{TEMPLATE}.{name}": text for name, text in templates.items()}
+    pairs |= {f"{TEXT_KEYS}.{role}_token_id": id for role, id in zip(ENDS, ends, strict=False)}
+    left = sorted(settings.keys() - {CHAT_TEMPLATES, SPECIAL_TOKENS, "end_ids"})
+    left += [f"end_ids {[*ends[len(ENDS) :]]}"] if len(ends) > len(ENDS) else []
+    return pairs, [f"left behind of how it generates: {first_of(left, ', ')}"] if left else []
 
 
 def _check(file: Path, family: Family, opened: Checkpoint, divisors: list[float] | None) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
 from makers_tokenizers import SPECIAL, START, hard_texts, makers_json
+from random_models import random_weights
 
 from mlx_transformer.commands.models import open_folder
 from mlx_transformer.convert import import_huggingface, to_gguf
-from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import rotary_frequencies
 from mlx_transformer.core.quantization import KEY, Scheme
 from mlx_transformer.families.conversion import read_published
 from mlx_transformer.families.gguf import ARCHITECTURES, halves, read_gguf_model
 from mlx_transformer.families.gguf_text import UNSAID, text_files, text_keys
+from mlx_transformer.generation.settings import read_settings, settings_text
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.gguf_files import read_gguf, write_gguf
 from mlx_transformer.system.tensors import number_type
@@ -271,6 +274,25 @@ def test_a_file_is_run_as_it_is(tmp_path):
     to_gguf(tmp_path / "model", tmp_path / "x.gguf")
     outputs = [open_folder(tmp_path / n).generate([[5, 6, 7]], max_new_tokens=4) for n in ("model", "x.gguf")]
     assert outputs[0] == outputs[1]
+
+
+def test_templates_and_ends_come_back(tmp_path):
+    """Nothing that a conversation needs is lost; what a file has no key for is told."""
+    import_huggingface(GOLDEN / "llama", tmp_path / "llama")
+    config = replace(open_checkpoint(tmp_path / "llama").config, vocab_size=384, source_vocab_size=384, eos_id=376)
+    settings = {"chat_templates": {"default": "{{ x }}", "tool_use": "{{ y }}"}, "end_ids": (378, 377)}
+    text, texts = makers_json("qwen2"), settings_text(settings)
+    save_checkpoint(tmp_path / "model", config, random_weights(config, 0), text, texts=texts)
+    assert to_gguf(tmp_path / "model", tmp_path / "x.gguf") == []
+    import_huggingface(tmp_path / "x.gguf", tmp_path / "back")
+    found = read_settings(tmp_path / "back", config)
+    assert {name: found[name] for name in settings} == settings
+    texts = settings_text({"end_ids": (378, 377, 375), "max_new_tokens": 9})
+    save_checkpoint(tmp_path / "model", config, random_weights(config, 0), text, texts=texts, force=True)
+    notes = to_gguf(tmp_path / "model", tmp_path / "x.gguf", force=True)
+    assert notes == ["left behind of how it generates: max_new_tokens, end_ids [375]"]
+    with pytest.raises(UserError, match=r"model\.bin: name it model\.bin\.gguf, by which"):
+        to_gguf(tmp_path / "model", tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize(
