@@ -160,7 +160,7 @@ COMPUTED = {
     "decoder_self_attention": ("attention",),
 }
 UNKNOWN = ("window", "score_cap", "residual_scale", "query_key_norm_place", "token_types", "head", "decoder")
-UNKNOWN += ("layer_pattern",)
+UNKNOWN += ("layer_pattern", "causal")
 """Fields supported by live/twin.js only at their defaults."""
 OF_HEAD = ("head.head_proj", "head", "logits")
 WHOLE = ("pooled", "classes", "spans")

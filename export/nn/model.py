@@ -20,7 +20,7 @@ from .classifier import Classifier, Product
 from .feedforward import ACTIVATIONS
 from .layers import Decoder, Encoder, Tap, no_tap, within
 from .marks import Role
-from .masks import padding_mask
+from .masks import causal_padding_mask, padding_mask
 from .norms import make_norm
 from .positions import positions_of
 from .primitives import Embedding, Linear, Op, Parameter, name_parameters, size
@@ -76,8 +76,11 @@ class Transformer(nn.Module):
         first = inputs_embeds if source_ids is None else source_ids
         assert first is not None
         x = self.embedded(op, source_ids, inputs_embeds=inputs_embeds, token_types=token_types)
-        mask = padding_mask(op, source_mask)  # (B, 1, 1, S)
         position_ids = positions_of(op, size(op, first, 1), source_mask)
+        if self.config.causal:
+            mask = causal_padding_mask(op, source_mask, position_ids.distances)  # (B, 1, S, S)
+        else:
+            mask = padding_mask(op, source_mask)  # (B, 1, 1, S)
         return self.encoder(op, x, position_ids, mask, within(tap, "encoder"))
 
     def step(self, op: Op, ids: ir.Value, cache: Cache, *, among: Product | None = None, tap: Tap = no_tap) -> ir.Value:

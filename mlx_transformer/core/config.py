@@ -86,6 +86,7 @@ YOUNGER = ("attention_scale", "decoder_self_attention", "logit_scale", "logit_ca
 YOUNGER += ("embedding_norm", "first_position", "head")
 YOUNGER += ("norm_bias", "first_norm", "window", "layer_pattern", "attention_output_bias")
 YOUNGER += ("embedding_scale", "residual_scale", "score_cap", "query_key_norm_place", "rotary_width", "rotary_scaling")
+YOUNGER += ("causal",)
 """Fields added after the first config.json files. Default values aren't written, so that older models' files stay the
 same byte for byte."""
 
@@ -205,12 +206,15 @@ class TransformerConfig:
     all heads together, before it (width, as in OLMo 2)."""
     attention_scale: Scale | None = None
     """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
+    causal: bool = False
+    """Causal attention in an encoder: a position sees no later one, as in decoders that make text vectors
+    (Qwen3-Embedding). A decoder's always is."""
     score_cap: Scale | None = None
     """Bound of the attention scores, which become cap * tanh(scores / cap) before the mask, e.g. 50 in Gemma 2; of an
     encoder or a decoder alone; unset: none."""
     window: Length | None = None
     """Local attention, of an encoder or a decoder alone. Each position sees keys up to this many positions away; in a
-    decoder this many keys, the last one its own, as in Mistral and Gemma; unset: all keys."""
+    decoder and with causal this many keys, the last one its own, as in Mistral and Gemma; unset: all keys."""
     decoder_self_attention: DecoderSelfAttention = "attention"
     """Self-attention of the decoder, or in its place a simpler simple recurrent unit, which keeps one vector per layer
     instead of keys and values (ssru; Kim et al. 2019, as in Marian's students)."""
@@ -380,6 +384,10 @@ class TransformerConfig:
                 if layer.positions != self.positions and {layer.positions, self.positions} != {"rotary", "none"}:
                     return [f"positions={layer.positions!r}: layers can differ in 'rotary' and 'none' only"]
         return []
+
+    def is_causal(self, stack: Stack) -> bool:
+        """Whether a position of a stack sees no later one."""
+        return stack == "decoder" or self.causal
 
     @property
     def has_encoder(self) -> bool:

@@ -102,13 +102,15 @@ def relations(c: Any) -> list[str]:
         check(c.d_model % 2 == 0, "{positions!r} needs an even width: {d_model}")
     if c.positions == "sinusoidal_concat":
         check(c.d_model >= 4, "{positions!r} divides by d_model/2 - 1: {d_model} must be at least 4")
-    capped = any(fields.get("score_cap") is not None for fields in (vars(c), c.decoder, *c.layer_pattern))
+    tables = [fields for fields in (vars(c), c.decoder, *c.layer_pattern) if isinstance(fields, Mapping)]
+    capped = any(fields.get("score_cap") is not None for fields in tables)
     check(not capped or c.architecture != "encoder-decoder", "score_cap needs an encoder or a decoder alone")
     check(c.embedding_scale is None or c.scale_embeddings, "{embedding_scale} needs scale_embeddings")
     check(c.norm_bias or c.norm == "layernorm", "{norm_bias} needs layernorm, not {norm!r}")
     local = c.window is not None or any("window" in layer for layer in c.layer_pattern)
     alone = c.architecture in ("encoder", "decoder") or not local
     check(alone, "window is of an encoder or a decoder alone, not of {!r}", c.architecture)
+    check(not c.causal or c.architecture == "encoder", "{causal} is of an encoder alone, not of {!r}", c.architecture)
     check(
         c.first_norm or c.architecture == "encoder",
         "{first_norm} needs architecture='encoder', not {!r}",

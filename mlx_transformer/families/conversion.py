@@ -24,7 +24,7 @@ from mlx_transformer.core.checkpoint import (
     save_checkpoint,
     weights_digest,
 )
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import KINDS, TransformerConfig
 from mlx_transformer.core.folders import GGUF, MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import quantizable_shapes
@@ -66,6 +66,7 @@ from .peft import changes_of_modules, peft_files, read_peft
 from .sentence_folder import SentenceFolder, read_sentence_folder
 from .table import FAMILIES, family_of
 from .text import displaced_languages, languages_of_text, places_of_languages, settings_of_text, with_ends
+from .vectors import as_decoder, as_encoder, exported_vectors, is_two_sided, without_classifier
 from .weights import FORMS
 
 ORIGIN = "origin.json"
@@ -135,11 +136,14 @@ def _converted(
     """folder: where the tokenizer's files are. where: the file that says how the model generates. notes: what has been
     left behind."""
     model_type = family.model_type
-    config, weights = imported(family, source)
+    makes_vectors = sentences is not None and family.architecture_of_ours == "decoder"
+    config, weights = imported(family, without_classifier(source) if makes_vectors else source)
     heads = family.other_heads(config, source.tensors)
+    tokenizer, unread = read_tokenizer(folder, config, model_type)
+    if makes_vectors:
+        config, weights = as_encoder(config, weights, causal=not is_two_sided(source))
     weights, quantization = stored_tensors(weights)
     notes += [described(quantization, quantizable_shapes(config))] if quantization else []
-    tokenizer, unread = read_tokenizer(folder, config, model_type)
     notes += unread
     if tokenizer is not None and config.architecture == "encoder":
         config = with_ends(config, tokenizer)
@@ -165,7 +169,7 @@ def _converted(
     if config.architecture == "decoder":
         settings |= read_chat(folder, settings_of_text(folder))
     if sentences is not None:
-        raise UserError(f"{folder}: its vectors are made of a decoder's output; read are those of encoders alone")
+        raise UserError(f"{folder}: its vectors are made by {KINDS[config.architecture]}; read are those of one alone")
     return Imported(config, weights, quantization, tokenizer, settings, [*left, *notes])
 
 
@@ -256,7 +260,11 @@ def to_huggingface(
             raise UserError(f"{opened.folder}: has an adapter beside its integers: merge it first")
         tensors |= {name: matrix for name, matrix in opened.matrices().items() if matrix.scheme.runs_in_mlx}
         chosen = of_mlx_lm(chosen)
-    theirs = exported(chosen, opened.config, tensors.items(), opened.folder)
+    config, vectors = opened.config, as_decoder(opened.config, None if family is None else chosen)
+    if vectors is not None and differences(chosen, config):
+        theirs = exported_vectors(*vectors, tensors, opened.folder, config.causal)
+    else:
+        theirs = exported(chosen, config, tensors.items(), opened.folder)
     settings = read_settings(opened.folder, opened.config)
     embedding, card = read_embedding(opened.folder, opened.config.d_model), carried(opened.folder, results=True)
     return write_folder(output, opened.config, theirs, tokenizer, settings, card, embedding, mlx_lm)

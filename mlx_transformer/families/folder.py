@@ -184,6 +184,8 @@ def tokenizer_config(
     }
     special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
     special = {**settings[SPECIAL_TOKENS]} if SPECIAL_TOKENS in settings else special
+    if embedding is not None and contents:  # sentence-transformers needs one to fill rows, whichever it is
+        special.setdefault("pad_token", next(iter(contents.values())))
     flags = {token.content: token.special for token in added_tokens(specification)}
     silent = [contents[id] for id in role_ids.get(SILENT, ()) if contents[id] not in special.values()]
     if silent and flags[silent[0]]:

@@ -114,11 +114,12 @@ class Embedder:
         A text that is too long is cut; `on_overlong` is called with its number, counted from `first_line`.
         """
         rows = self.tokenizer.encode_batch([prepared(self.prompt + text, self.embedding) for text in as_lines(texts)])
+        behind = self._behind
         for i, ids in enumerate(rows):
             if len(ids) > self.most:
                 if on_overlong is not None:
                     on_overlong(first_line + i)
-                rows[i] = [*ids[: self.most - 1], ids[-1]]
+                rows[i] = [*ids[: self.most - behind], *ids[len(ids) - behind :]]
         return rows
 
     def vectors(
@@ -215,7 +216,12 @@ class Embedder:
 
     def _prompt_tokens(self) -> int:
         """Count the prompt's tokens, the start token included and the end token not."""
-        return len(self.tokenizer.encode(prepared(self.prompt, self.embedding))) - 1
+        return len(self.tokenizer.encode(prepared(self.prompt, self.embedding))) - self._behind
+
+    @property
+    def _behind(self) -> int:
+        """How many tokens stand behind each text: its end, or those that a decoder's tokenizer puts there."""
+        return len(self.tokenizer.ends[1]) if self.tokenizer.is_makers else 1
 
 
 def prepared(text: str, embedding: TextEmbedding) -> str:

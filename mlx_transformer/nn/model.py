@@ -160,8 +160,12 @@ class Transformer(nn.Module):
         """
         self._needs("has_encoder", "encode")
         x = self._with_types(self._embedded(source_ids, inputs_embeds, "source_ids"), token_types)
-        tokens = as_tokens(source_mask, x.shape[:2], "source_mask")
-        mask = None if tokens is None else padding_mask(tokens)
+        causal = self.config.causal
+        tokens = as_tokens(source_mask, x.shape[:2], "source_mask", causal)
+        if tokens is None:
+            mask: Mask = "causal" if causal else None
+        else:
+            mask = causal_padding_mask(tokens) if causal else padding_mask(tokens)
         return self.encoder(x, positions_of(x.shape[1], tokens), mask, within(tap or no_tap, "encoder"))
 
     def _embedded(self, ids: Ids | None, vectors: Vectors | None, name: str) -> mx.array:

@@ -81,8 +81,8 @@ class Positions(nn.Module):
         self.config = config
         self.stack: Stack = stack
         self.kind = config.positions
-        self.causal = stack == "decoder"
-        self.count = config.decoder_layers if self.causal else config.encoder_layers
+        self.causal = config.is_causal(stack)
+        self.count = len(config.layers(stack))
         if self.kind == "learned":
             self.weight = mx.random.normal((config.max_positions, config.d_model), scale=config.d_model**-0.5)
         if self.kind == "relative":

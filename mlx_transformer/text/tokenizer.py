@@ -462,7 +462,7 @@ class Tokenizer:
         """Raise `UserError` unless a model of this config can take the ids; `where` names the model. A maker's file
         takes the ids of pad, bos and eos from it."""
         if self.is_makers:
-            if config.architecture != "decoder":
+            if config.architecture != "decoder" and config.head.kind != "hidden":  # of text vectors
                 raise UserError(f"{where}: its tokenizer.json is a published decoder's, not an {config.architecture}'s")
             self.pad_id, self.bos_id, self.eos_id = config.pad_id, config.bos_id, config.eos_id
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)

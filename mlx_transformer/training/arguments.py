@@ -69,6 +69,7 @@ class TrainArguments(TypedDict, total=False):
     query_key_norm: bool
     query_key_norm_place: Literal["before", "after", "width"]
     attention_scale: float | None
+    causal: bool
     score_cap: float | None
     window: int | None
     decoder_self_attention: Literal["attention", "ssru"]

@@ -50,6 +50,8 @@ def fitted(values: Mapping[str, Any]) -> Values:
         fitting.pop("decoder_self_attention", None)
     if fitting.get("first_norm") is False:  # of an encoder alone, with norms in front
         fitting |= {"norm_placement": "pre"} if architecture == "encoder" else {"first_norm": True}
+    if architecture != "encoder" and fitting.get("causal"):
+        fitting["causal"] = False
     if fitting.get("norm") == "rmsnorm" and fitting.get("norm_bias") is False:
         fitting["norm_bias"] = True
     if architecture in ("encoder", "decoder") or tie in ("source-target", "all"):

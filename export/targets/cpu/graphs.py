@@ -143,7 +143,7 @@ def encoder_alone(request: Request) -> GraphBuilder:
     g = CpuGraphBuilder.declared(MODEL, request)
     config, source = request.config, g.source()
     tokens = source.pop("source_mask")
-    sources = Sources.of(g.op, tokens)
+    sources = Sources.of(g.op, tokens, request.config.causal)
     model = CpuTransformer(config, sources)
     rows = model.encode_rows(g.op, source, tap=g.tap)
     memory = sources.padded(g.op, rows)

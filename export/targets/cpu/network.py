@@ -28,7 +28,7 @@ from export.nn.attention import Attention, attention_weights, matmul_shared_head
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer, Tap, no_tap, within
 from export.nn.marks import HIDDEN, ROWS_OF, extent
-from export.nn.masks import Mask, padding_mask
+from export.nn.masks import Mask, causal_padding_mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Rotation, distances
 from export.nn.primitives import Op, scoped, table
@@ -156,14 +156,18 @@ class Sources:
     """(B, 1, S, S) mask, added to the scores: `HIDDEN` for keys on padding."""
 
     @classmethod
-    def of(cls, op: Op, attention_mask: ir.Value) -> Sources:
+    def of(cls, op: Op, attention_mask: ir.Value, causal: bool = False) -> Sources:
         flat = op.Reshape(attention_mask, [-1])
         tokens = op.Squeeze(op.NonZero(flat), [0])
         slots = op.Reshape(op.Max(op.Sub(op.CumSum(flat, 0), 1), 0), op.Shape(attention_mask))
         mask = op.Cast(attention_mask, to=ir.DataType.INT32)
         # The operator Attention doesn't broadcast a mask over queries.
-        queries = op.Concat([1, 1], op.Shape(attention_mask, start=1), [1], axis=0)
-        hidden = op.Expand(padding_mask(op, attention_mask), queries)
+        length = op.Shape(attention_mask, start=1)
+        if causal:
+            places = op.Range(0, op.Squeeze(length, [0]), 1)
+            hidden = causal_padding_mask(op, attention_mask, distances(op, places, places))
+        else:
+            hidden = op.Expand(padding_mask(op, attention_mask), op.Concat([1, 1], length, [1], axis=0))
         return cls(attention_mask, mask, tokens, slots, hidden)
 
     def rows(self, op: Op, x: ir.Value) -> ir.Value:

@@ -61,10 +61,13 @@ class HuggingFace(Origin):
         t.logging.set_verbosity_error()
         if "disable_progress_bar" in vars(t.logging):
             t.logging.disable_progress_bar()
-        names = read_json(self.folder / "config.json").get("architectures") or [KINDS[self.config.architecture]]
-        kind = getattr(t, names[0], None)
+        base = KINDS[self.config.architecture]
+        name = (read_json(self.folder / "config.json").get("architectures") or [base])[0]
+        if self.config.architecture == "encoder" and name.endswith("ForCausalLM"):  # a decoder that makes vectors
+            name = base
+        kind = getattr(t, name, None)
         if kind is None:
-            raise UserError(f"{self.folder}: transformers {t.__version__} has no class {names[0]}")
+            raise UserError(f"{self.folder}: transformers {t.__version__} has no class {name}")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         try:
             model, report = kind.from_pretrained(

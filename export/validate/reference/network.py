@@ -212,8 +212,9 @@ class Reference:
         for i in range(c.encoder_layers):
             layer = f"encoder.layers.{i}"
             window = c.of("encoder", i).window
-            apart = np.abs(np.arange(tokens.shape[1])[:, None] - np.arange(tokens.shape[1]))  # (S,S)
-            near = apart >= 0 if window is None else apart <= window
+            back = np.arange(tokens.shape[1])[:, None] - np.arange(tokens.shape[1])  # (S,S): query index - key index
+            window = back.size if window is None else window
+            near = (back >= 0) & (back < window) if c.causal else np.abs(back) <= window
             allowed = real[:, None, None, :] & near  # (B,1,S,S)
 
             def self_attention(y: Array, name: str = layer, allowed: Bits = allowed) -> Array:
@@ -365,7 +366,7 @@ class Reference:
         distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
         own = f".layers.{layer}" if c.positions == "relative_layers" else ""
         table = self.weights[f"{stack}.positions{own}.weight"]
-        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=stack == "decoder")
+        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=c.is_causal(stack))
         return table[row].transpose(2, 0, 1)
 
     def _heads(self, name: str, x: Array, heads: int, positions: Array | None, observe: Observe) -> Array:
