@@ -37,10 +37,11 @@ GGUF = ".gguf"
 IMPORTED = (
     *("bart", "bert", "distilbert", "m2m_100", "marian", "mbart", "modernbert", "mt5", "pegasus", "roberta", "t5"),
     *("umt5", "xlm-roberta", "gpt2", "llama", "mistral", "qwen2", "qwen3"),
-    *("hunyuan_v1_dense", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2"),
+    *("hunyuan_v1_dense", "smollm3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "olmo2"),
     "granite",
 )
-"""Every model_type that `families/table.py` imports; copied here, as core may not import families."""
+"""Every model_type that `families/table.py` imports, and "gemma3", whose text it does; copied here, as core may not import
+families."""
 
 HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)
 NO_HUB_NAME = re.compile(r"--|\.\.|\.git$")

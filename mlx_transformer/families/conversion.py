@@ -59,6 +59,7 @@ from .folder import GENERATION, read_folder, read_languages, read_tokenizer, wri
 from .generation import settings_of, with_first_end
 from .gguf import as_in_gguf, read_gguf_model
 from .hub import Found, find_model, place_of
+from .image_text import text_part
 from .languages import OF_LANGUAGES
 from .mlx_adapter import mlx_files
 from .peft import WEIGHTS as PEFT_WEIGHTS
@@ -97,8 +98,9 @@ def read_published(folder: Path) -> Imported:
     folder = folder if sentences is None else sentences.network
     adapter = read_peft(folder)
     network = folder if adapter is None else adapter.base
-    source = with_first_end(read_folder(network))
-    family, notes = stored_as(_family(source), source), list[str]()
+    source, notes = text_part(read_folder(network))
+    source = with_first_end(source)
+    family = stored_as(_family(source), source)
     if adapter is not None:
         source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)

@@ -32,6 +32,7 @@ from mlx_transformer.decoding.steps import banned_ids
 from mlx_transformer.families.engine import config_of
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.system.tensors import write_tensors
 
 GOLDEN = Path(__file__).parent / "golden_decoders"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())
@@ -237,3 +238,22 @@ def test_a_start_that_ends_texts_can_be_generated(tmp_path: Path) -> None:
     config = open_checkpoint(tmp_path / "out").config
     assert (config.bos_id, config.eos_id, read_settings(tmp_path / "out", config)["end_ids"]) == (2, 2, (1,))
     assert banned_ids(config) == [config.pad_id] == [config.vocab_size - 1]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_a_folder_that_reads_images_the_text_is_taken(prefix: str, imported: Path, tmp_path: Path) -> None:
+    """As published, and as version 5 saves it; what else there is, is told."""
+    folder = shutil.copytree(GOLDEN / "gemma3", tmp_path / "theirs")
+    weights, config = load_file(folder / "model.safetensors"), contents("gemma3")
+    named = {prefix + name.removeprefix("model."): array for name, array in weights.items()}
+    images = {f"{'model.' * (prefix[0] == 'm')}vision_tower.{i}.weight": np.ones((2, 2), np.float32) for i in range(3)}
+    write_tensors(folder / "model.safetensors", named | images)
+    outer = dict(model_type="gemma3", vision_config={}, mm_tokens_per_image=4, architectures=[""])
+    outer |= {key: config.pop(key) for key in ("eos_token_id", "torch_dtype", "dtype") if key in config}
+    (folder / "config.json").write_text(json.dumps(outer | dict(text_config=config)), encoding="utf-8")
+    notes = import_huggingface(folder, tmp_path / "out")
+    assert notes[0] == "it reads images too: left behind are 3 tensors of vision_tower"
+    assert not any("isn't read" in note for note in notes)
+    ours, expected = (open_checkpoint(each) for each in (tmp_path / "out", imported / "gemma3"))
+    assert ours.config == expected.config
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(ours.tensors(), expected.tensors(), strict=True))

@@ -31,6 +31,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.folders import IMPORTED, Place, fingerprint
 from mlx_transformer.families.folder import needed
 from mlx_transformer.families.hub import find_model
+from mlx_transformer.families.image_text import TEXT
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
@@ -239,11 +240,11 @@ def test_what_needs_a_checkpoint_says_how_to_make_one(weights, tmp_path):
 
 
 def test_a_family_that_is_not_read_is_not_advised_to_be_imported(tmp_path):
-    assert {*IMPORTED} == {*FAMILIES}
+    assert {*IMPORTED} == {*FAMILIES, *TEXT}
     folder = shutil.copytree(MARIAN, tmp_path / "theirs")
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "config.json").write_text('{"model_type": "mamba"}')
     for needs in (open_checkpoint, lambda path: export_onnx(path, tmp_path / "out")):
-        with pytest.raises(UserError, match="model_type 'gpt2' can't be imported; these can: bart, ") as error:
+        with pytest.raises(UserError, match="model_type 'mamba' can't be imported; these can: bart, ") as error:
             needs(folder)
         assert IMPORT not in str(error.value)
 
