@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 from export.settings import ServeSettings
 from mlx_transformer.core.folders import check_there
@@ -175,7 +175,7 @@ class ChatSettings:
         """Return the conversation so far. `UserError` for a file that has none."""
         said = [] if self.messages is None else read_json(self.messages)
         if not isinstance(said, list) or (self.messages is not None and not said):
-            raise UserError(f"{self.messages}: is no list of messages")
+            raise UserError(f'{self.messages}: is no list of messages: write [{{"role": "user", "content": "..."}}]')
         return ([{"role": "system", "content": self.system}] if self.system else []) + said
 
     def told(self) -> dict[str, Any]:
@@ -212,39 +212,43 @@ def chat(
     """
     options = chosen(search, SAMPLING) | settings.told()  # before reading the model, so that mistakes show at once
     said = settings.begun()
-    asked: Iterator[str] = iter(message or ())
-    if not message and not (settings.messages and said[-1:]):
-        talks = sys.stdin is not None and sys.stdin.isatty()
-        asked = _typed() if talks else iter([_standard_input("the message")])
+    talks = not message and not settings.messages and sys.stdin is not None and sys.stdin.isatty()
+    shown = sys.stderr if json and talks else None if json else sys.stdout
+    asked: Iterator[str | None] = iter(message or ())
+    if not message:  # None: the file's last message is answered
+        asked = _typed(shown) if talks else iter([None if settings.messages else _standard_input("the message")])
     opened = open_folder(model, **vars(runtime))
     opened.check_chat()
-    if not message and settings.messages:
-        asked = iter([""])  # the last message of the file
-    for text in asked:
-        said += [{"role": "user", "content": text}] if text else []
-        answer = ""
-        try:
-            for piece in opened.stream_chat(said, stop=stop or (), **options):
-                answer += piece
-                if not json:
-                    print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            if message or sys.stdin is None or not sys.stdin.isatty():
-                raise
-        if not json:
-            print()
-        said.append({"role": "assistant", "content": answer})
-    if json:
-        print(to_json.dumps(said, ensure_ascii=False))
+    try:
+        for text in asked:
+            begun, answer = said + ([] if text is None else [{"role": "user", "content": text}]), ""
+            try:
+                for piece in opened.stream_chat(begun, stop=stop or (), **options):
+                    answer += piece
+                    print(piece, end="", flush=True, file=shown) if shown else None
+            except KeyboardInterrupt:  # ends the answer
+                if not talks:
+                    raise
+            except UserError as error:  # e.g. a text that was pasted is too long: what was said before isn't lost
+                if not talks:
+                    raise
+                print(f"{error}; nothing was answered", file=sys.stderr)
+                continue
+            print(file=shown) if shown else None
+            said = [*begun, {"role": "assistant", "content": answer}]
+    finally:
+        if json and (talks or sys.exception() is None):
+            print(to_json.dumps(said, ensure_ascii=False))
 
 
-def _typed() -> Iterator[str]:
-    """Yield what somebody types, up to an empty line or the end of the input."""
+def _typed(shown: TextIO | None) -> Iterator[str]:
+    """Yield what somebody types, up to an empty line or the end of the input; shown: where the prompt is written."""
     while True:
+        print("> ", end="", flush=True, file=shown)
         try:
-            text = input("> ").strip()
+            text = input().strip()
         except EOFError:
-            print()
+            print(file=shown)
             return
         if not text:
             return

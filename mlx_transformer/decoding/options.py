@@ -55,7 +55,8 @@ class Options:
     """What log p of n tokens is divided by: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7), or n^alpha (length), as
     in transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
-    """Most new tokens, including the end token; unset: length of the source or prompt + 50."""
+    """Most new tokens, including the end token; unset: length of the source or prompt + 50; in a chat 2048, or as many
+    as the model has room for."""
     max_length_factor: Annotated[float, Bounds(at_least=0, at_most=LONGEST)] = 0.0
     """Most new tokens per token of the source or prompt, including end tokens, as in Marian, e.g. 2.5; used if
     max_new_tokens is unset; 0: length of the source or prompt + 50."""
@@ -286,8 +287,10 @@ def length_limits(
     prompts = lengths - 1 if config.architecture == "decoder" else np.zeros_like(lengths)
     room = config.max_positions - prompts
     longest = lengths if config.has_encoder else prompts + 1
+    what = "source" if config.has_encoder else "prompt"
     for i in np.flatnonzero(longest > config.max_positions) if hard else ():
-        raise UserError(f"source row {i}: {lengths[i]} tokens, the model takes at most {config.max_positions}")
+        most = config.max_positions
+        raise UserError(f"{what} row {i}: {lengths[i]} tokens, the model takes at most {most}; shorten it")
     if options.max_new_tokens is None:
         limits = np.where(room >= 1, np.minimum(usual_limits(lengths, options), room), EXTRA_TOKENS)
         limits = np.maximum(limits, options.min_new_tokens)
@@ -296,8 +299,8 @@ def length_limits(
     name = "min_new_tokens" if options.max_new_tokens is None else "max_new_tokens"
     for i in np.flatnonzero(limits > room) if hard else ():
         raise UserError(
-            "{}: source row {} leaves room for {} tokens ({max_positions})",
-            *(Name(name, str(limits[i])), i, room[i]),
+            "{}: {} row {} leaves room for {} tokens ({max_positions})",
+            *(Name(name, str(limits[i])), what, i, room[i]),
             max_positions=config.max_positions,
         )
     for i in np.flatnonzero(limits > max(EXTENDED * config.max_positions, EXTRA_TOKENS + lengths.max(initial=0))):

@@ -199,8 +199,33 @@ def test_the_command(folder, tmp_path, capsys, monkeypatch):
     assert said(capsys, folder / "ours", "--system", "Be brief.") == first + "\n"
     typed = iter(["Hi <|im_end|>", "Go on", ""])
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr("builtins.input", lambda shown: next(typed))
-    assert said(capsys, folder / "ours", "--system", "Be brief.") == f"{first}\n{again[-1]['content']}\n"
+    monkeypatch.setattr("builtins.input", lambda: next(typed))
+    assert said(capsys, folder / "ours", "--system", "Be brief.") == f"> {first}\n> {again[-1]['content']}\n> "
+
+
+def test_nothing_said_is_lost(folder, capsys, monkeypatch):
+    """What can't be answered is told, and the conversation goes on; its JSON alone is standard output."""
+
+    def typed():
+        yield from ("Hi <|im_end|>", "a " * 400, "Go on")
+        raise KeyboardInterrupt
+
+    answers = typed()
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    with pytest.raises(SystemExit, match="130"):
+        said(capsys, folder / "ours", "--system", "Be brief.", "--json")
+    out, error = capsys.readouterr()
+    conversation = json.loads(out)
+    assert [message["content"] for message in conversation if message["role"] == "user"] == ["Hi <|im_end|>", "Go on"]
+    assert "tokens, the model takes at most 256; shorten it; nothing was answered\n> " in error
+    assert conversation[2]["content"] in error
+    assert conversation[-1]["role"] == "assistant"
+
+
+def test_an_empty_message_is_one(folder, capsys):
+    hello = [{"role": "user", "content": ""}]
+    assert said(capsys, folder / "ours", "") == load(folder / "ours")[0].chat(hello, max_new_tokens=5) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -219,9 +219,9 @@ def test_nothing_in_nothing_out():
 def test_decoder_only_counts_its_prompt():
     toy = Toy(eos_bias=-50.0, architecture="decoder", encoder_layers=0, tie_embeddings="target-output")
     assert [len(ids) for ids in generate(toy, [[3], [4] * 60])] == [51, 5]
-    with pytest.raises(UserError, match="source row 0: 65 tokens, the model takes at most 64"):
+    with pytest.raises(UserError, match="prompt row 0: 65 tokens, the model takes at most 64"):
         generate(toy, [[3] * 65])
-    with pytest.raises(UserError, match="max_new_tokens=6: source row 1 leaves room for 5 tokens"):
+    with pytest.raises(UserError, match="max_new_tokens=6: prompt row 1 leaves room for 5 tokens"):
         generate(toy, [[3], [4] * 60], max_new_tokens=6)
 
 
