@@ -40,7 +40,7 @@ IMPORTED = (
     *("hunyuan_v1_dense", "smollm3", "phi3", "gemma", "gemma2", "gemma3", "gemma3_text", "olmo2"),
     "granite",
 )
-"""Every model_type that `families/table.py` imports, and "gemma3", whose text it does; copied here, as core may not import
+"""Every model_type that `families/table.py` imports, and "gemma3" for its text; copied here, as core may not import
 families."""
 
 HUB_NAME = re.compile(r"[a-z0-9]([\w.-]{0,94}\w)?/\w([\w.-]{0,94}\w)?", re.ASCII | re.IGNORECASE)

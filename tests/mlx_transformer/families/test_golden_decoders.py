@@ -9,13 +9,13 @@ import json
 import shutil
 from collections.abc import Callable
 from functools import cache
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from combined import combined, one_of_each, thinned_rows
+from combined import SLOW, combined, one_of_each
 from safetensors.numpy import load_file
 
 from export import OnnxTransformer, export_onnx
@@ -40,18 +40,21 @@ BEAMS = dict(beam=4, early_stopping=True, length_penalty=1.0, penalty_form="leng
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of checkpoints, by the names."""
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint of a name."""
     folder = tmp_path_factory.mktemp("golden")
-    for name in NAMES:
+
+    def checkpoint(name: str) -> Path:
         import_huggingface(GOLDEN / name, folder / name)
-    return folder
+        return folder / name
+
+    return cache(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def exported(imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def exported(imported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("exported")
-    return cache(lambda name: export_onnx(imported / name, folder / name))
+    return cache(lambda name: export_onnx(imported(name), folder / name))
 
 
 def answers(name: str) -> dict[str, np.ndarray]:
@@ -88,16 +91,30 @@ def passes(logits: np.ndarray, truth: Truth) -> Measurement:
     return Measurement.of(Deviation.of(logits, truth), truth.scale, pool, budget_for("float32", "cpu"))
 
 
+def searched(name: str) -> Any:
+    """What a search of tokens depends on besides a family: the kind of positions, and windows."""
+    values = contents(name)
+    table = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    slides = values.get("sliding_window") and values.get("use_sliding_window", True)
+    return "n_embd" in values, bool(slides), "no_rope_layers" in values, "longrope" in table.values()
+
+
+CHOSEN = one_of_each(NAMES, model_type, lambda name: name.partition("-")[2])
+
+
 @pytest.mark.parametrize(
     ("name", "fourth"),
-    [*((name, i % 4) for i, name in enumerate(NAMES)), *thinned_rows(product(NAMES, [None]), len(NAMES))],
+    [
+        *(pytest.param(*each.values, i % 4, marks=each.marks) for i, each in enumerate(CHOSEN)),
+        *(pytest.param(name, None, marks=SLOW) for name in NAMES),
+    ],
 )
-def test_logits_are_equal_by_the_rule(name: str, fourth: int | None, imported: Path) -> None:
+def test_logits_are_equal_by_the_rule(name: str, fourth: int | None, imported: Callable[[str], Path]) -> None:
     """Whichever side is padded, and wherever the rows are cut in two: at every fourth place, and of one name at all."""
     given = answers(name)
     ids, mask = given["ids"], given["mask"]
     left_ids, left_mask = on_the_left(ids, mask), on_the_left(mask, mask)
-    opened, model = open_checkpoint(imported / name), Transformer.load(imported / name)
+    opened, model = open_checkpoint(imported(name)), Transformer.load(imported(name))
     weights = dict(opened.tensors())
     places = range(1, ids.shape[1] + 1) if fourth is None else range(1 + fourth, ids.shape[1] + 1, 4)
     right, left = (true_logits(opened.config, weights, *each) for each in ((ids, mask), (left_ids, left_mask)))
@@ -113,25 +130,25 @@ def test_logits_are_equal_by_the_rule(name: str, fourth: int | None, imported: P
         assert measured.passed, f"{runtime}: {measured}"
 
 
-@pytest.mark.parametrize("name", one_of_each(NAMES, model_type))
-def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], Path]) -> None:
-    given, eos = answers(name), open_checkpoint(imported / name).config.eos_id
+@pytest.mark.parametrize("name", one_of_each(NAMES, searched))
+def test_tokens_are_equal(name: str, imported: Callable[[str], Path], exported: Callable[[str], Path]) -> None:
+    given, eos = answers(name), open_checkpoint(imported(name)).config.eos_id
     rows = [ids[real].tolist() for ids, real in zip(given["ids"], given["mask"], strict=True)]
-    models = (Transformer.load(imported / name), OnnxTransformer(exported(name), threads=1))
+    models = (Transformer.load(imported(name)), OnnxTransformer(exported(name), threads=1))
     for search, options in {"tokens": dict(beam=1), "beams": BEAMS}.items():
         expected = [row[: row.index(eos)] if eos in row else row for row in given[search].tolist()]
         for model in models:
             assert model.generate(rows, max_new_tokens=given["tokens"].shape[1], **options) == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_both_versions_files_are_the_same_model_and_are_written_again(
-    name: str, imported: Path, tmp_path: Path
+    name: str, imported: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Each tensor bit for bit, and each key that means anything; rotary positions in the words of both."""
-    family, config = FAMILIES[model_type(name)], open_checkpoint(imported / name).config
+    family, config = FAMILIES[model_type(name)], open_checkpoint(imported(name)).config
     assert config_of(family, contents(name, "config_5.json"), {}, Path(name)) == config
-    written = to_huggingface(imported / name, tmp_path / "theirs", family.model_type)
+    written = to_huggingface(imported(name), tmp_path / "theirs", family.model_type)
     theirs, ours = (load_file(folder / "model.safetensors") for folder in (GOLDEN / name, written))
     assert theirs.keys() == ours.keys()
     added = {names[0] for names, at in family.places(config).values() if at.offset}
@@ -148,16 +165,16 @@ def test_both_versions_files_are_the_same_model_and_are_written_again(
         assert config_of(family, half, {}, Path(name)) == config
 
 
-@pytest.mark.parametrize(("name", "target"), combined(NAMES, TARGETS, step=16))
+@pytest.mark.parametrize(("name", "target"), combined(NAMES, TARGETS, step=48))
 def test_validate_finds_every_target_equal(
-    name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
+    name: str, target: Any, imported: Callable[[str], Path], exported: Callable[[str], Path], tmp_path: Path
 ) -> None:
     if target == "portable":
         folder = exported(name)
     else:
-        folder = export_onnx(imported / name, tmp_path / "onnx", target=target)
+        folder = export_onnx(imported(name), tmp_path / "onnx", target=target)
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
-    report = compare(imported / name, folder, engines, 3, threads=1, searches=target == "portable")
+    report = compare(imported(name), folder, engines, 3, threads=1, searches=target == "portable")
     assert report.equal, report.failures()
 
 
@@ -189,9 +206,9 @@ WRONG: dict[str, tuple[str, dict]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_option_is_caught(what: str, imported: Path) -> None:
+def test_a_wrong_option_is_caught(what: str, imported: Callable[[str], Path]) -> None:
     name, changes = WRONG[what]
-    given, opened = answers(name), open_checkpoint(imported / name)
+    given, opened = answers(name), open_checkpoint(imported(name))
     config = dataclasses.replace(opened.config, **changes)
     stored = {name: np.asarray(array) for name, array in opened.tensors()}
     shapes = parameter_shapes(config)
@@ -241,7 +258,9 @@ def test_a_start_that_ends_texts_can_be_generated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_of_a_folder_that_reads_images_the_text_is_taken(prefix: str, imported: Path, tmp_path: Path) -> None:
+def test_of_a_folder_that_reads_images_the_text_is_taken(
+    prefix: str, imported: Callable[[str], Path], tmp_path: Path
+) -> None:
     """As published, and as version 5 saves it; what else there is, is told."""
     folder = shutil.copytree(GOLDEN / "gemma3", tmp_path / "theirs")
     weights, config = load_file(folder / "model.safetensors"), contents("gemma3")
@@ -254,6 +273,6 @@ def test_of_a_folder_that_reads_images_the_text_is_taken(prefix: str, imported: 
     notes = import_huggingface(folder, tmp_path / "out")
     assert notes[0] == "it reads images too: left behind are 3 tensors of vision_tower"
     assert not any("isn't read" in note for note in notes)
-    ours, expected = (open_checkpoint(each) for each in (tmp_path / "out", imported / "gemma3"))
+    ours, expected = (open_checkpoint(each) for each in (tmp_path / "out", imported("gemma3")))
     assert ours.config == expected.config
     assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(ours.tensors(), expected.tensors(), strict=True))
