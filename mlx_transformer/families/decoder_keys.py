@@ -289,7 +289,8 @@ class Factor:
         if value is None:
             return {self.theirs: self.neutral}
         exact = value ** (1 / self.power)
-        return {self.theirs: next((x for x in (round(exact), round(exact, 6)) if x and x**self.power == value), exact)}
+        plain = next((x for x in (round(exact), round(exact, 6)) if x and x**self.power == value), exact)
+        return {self.theirs: float(plain) if isinstance(self.default, float) else plain}  # version 5 wants its own type
 
 
 class TwoBases(Rotary):

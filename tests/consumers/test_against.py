@@ -40,15 +40,24 @@ def validated(checkpoint: Path, package: Path, original: Path, report: Path) -> 
     return done.returncode, json.loads(report.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", ["marian", "t5-1.1", "bart-odd", "m2m100", "mbart"])
+TRANSLATORS = ["marian", "t5-1.1", "bart-odd", "m2m100", "mbart"]
+DECODERS = ["gpt2-wide", "qwen3-window", "gemma2-wide", "gemma3-sixth", "phi3-long", "granite"]
+
+
+@pytest.mark.parametrize("name", [*TRANSLATORS, *DECODERS])
 def test_a_family_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
-    import_huggingface(GOLDEN / name, tmp_path / "model")
+    theirs = (GOLDEN.with_name("golden_decoders") if name in DECODERS else GOLDEN) / name
+    import_huggingface(theirs, tmp_path / "model")
     package = export_onnx(tmp_path / "model", tmp_path / "onnx")
-    status, report = validated(tmp_path / "model", package, GOLDEN / name, tmp_path / "report.json")
+    status, report = validated(tmp_path / "model", package, theirs, tmp_path / "report.json")
     assert (status, report["verdict"]) == (0, "equal"), report["failures"]
     assert report["against"][0].startswith("against transformers 4.")
     judged = [point for point in report["points"] if point["path"] == "against transformers"]
     assert {point["runtime"] for point in judged} == {"checkpoint", "onnxruntime"}
+    if name in DECODERS:
+        assert " in mlx-lm: " in report["against"][0] or name in ("gpt2-wide", "granite", "gemma3-sixth")
+        used, _, given, *_ = report["against"][1].split()
+        assert used == given  # with padding on the left too
     searches = {check["search"] for check in report["tokens"] if check["runtime"] == "checkpoint"}
     assert searches >= {"transformers: greedy", "transformers: beam 4"}
 

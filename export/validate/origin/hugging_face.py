@@ -21,8 +21,10 @@ from export.validate.checks.free_running import own_options
 from export.validate.engines.protocol import Unavailable
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import MODULES, Place
+from mlx_transformer.core.positions import borders
 from mlx_transformer.decoding.options import Options
 from mlx_transformer.decoding.steps import banned_ids
+from mlx_transformer.families.mlx_lm import unlike_mlx_lm
 from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
@@ -51,27 +53,35 @@ class HuggingFace(Origin):
             self.torch, self.transformers = import_module("torch"), import_module("transformers")
         except ImportError as error:  # transformers checks its dependencies' versions
             raise Unavailable(f"--against transformers: {' '.join(str(error).split())[:200]}") from error
+        if not (self.folder / "config.json").is_file():
+            raise UserError(f"{self.folder}: holds no config.json: give the folder that was imported")
+        self.values, root = read_json(self.folder / "config.json"), config.d_model**0.5
+        kind = str(self.values.get("dtype") or self.values.get("torch_dtype")).rpartition(".")[2]
+        halves = {"bfloat16", "float16"} & {kind}
+        self.factor = self.torch.tensor(root, dtype=getattr(self.torch, kind)).item() if halves else root
+        """sqrt(d_model) as Gemma computes it, in the folder's type."""
         self.model = self._opened()
         self.published: Any = vars(self.model).get("generation_config")
 
     def _opened(self) -> Any:
-        if not (self.folder / "config.json").is_file():
-            raise UserError(f"{self.folder}: holds no config.json: give the folder that was imported")
         t = self.transformers
         t.logging.set_verbosity_error()
         if "disable_progress_bar" in vars(t.logging):
             t.logging.disable_progress_bar()
         base = KINDS[self.config.architecture]
-        name = (read_json(self.folder / "config.json").get("architectures") or [base])[0]
+        name = (self.values.get("architectures") or [base])[0]
         if self.config.architecture == "encoder" and name.endswith("ForCausalLM"):  # a decoder that makes vectors
             name = base
         kind = getattr(t, name, None)
         if kind is None:
             raise UserError(f"{self.folder}: transformers {t.__version__} has no class {name}")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        # Version 5 would round what is stored to the type in config.json; its word for it is newer than version 4.
+        wide = {"torch_dtype" if t.__version__.startswith("4.") else "dtype": self.torch.float64}
         try:
             model, report = kind.from_pretrained(
                 str(self.folder),
+                **wide,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,  # never open a pickle
@@ -94,14 +104,31 @@ class HuggingFace(Origin):
             missing = [name for name in missing if not name.startswith("pooler.")]
         if missing:
             raise UserError(f"{self.folder}: transformers misses {', '.join(sorted(missing)[:3])}")
-        return model.double().eval()
+        return self._exact(model.double().eval())
+
+    def _exact(self, model: Any) -> Any:
+        """Make again what a decoder has in float32 since it was built: rotary frequencies, a factor of embeddings."""
+        if self.config.architecture != "decoder":
+            return model
+        for name, module in list(model.named_modules()):
+            buffers = dict(module.named_buffers(recurse=False))
+            if any(buffer.endswith("inv_freq") for buffer in buffers):
+                with self._wide():
+                    model.set_submodule(name, type(module)(module.config))
+            if "embed_scale" in buffers:
+                module.embed_scale = self.torch.tensor(self.factor, dtype=self.torch.float64)
+        return model
 
     def described(self) -> str:
         versions = f"transformers {self.transformers.__version__}, torch {self.torch.__version__}"
-        return f"{versions}: {type(self.model).__name__} in float64, {self.folder}"
+        reasons = unlike_mlx_lm(self.values) if self.config.architecture == "decoder" else []
+        unlike = "".join(f"; other than in mlx-lm: {reason}" for reason in reasons)
+        return f"{versions}: {type(self.model).__name__} in float64, {self.folder}{unlike}"
 
     def fitted(self, case: Case) -> Case | None:
-        on_the_right = case.mask is None or bool((np.diff(case.mask.astype(int), axis=1) <= 0).all())
+        if case.mask is None or self.config.architecture == "decoder":
+            return case
+        on_the_right = bool((np.diff(case.mask.astype(int), axis=1) <= 0).all())
         return case if on_the_right else None
 
     def outputs(self, case: Case) -> dict[str, Array]:
@@ -109,6 +136,8 @@ class HuggingFace(Origin):
         inputs = {"input_ids": ids(case.ids), "attention_mask": ids(case.source_real.astype(np.int64))}
         if case.target_ids is not None:
             inputs["decoder_input_ids"] = ids(case.target_ids)
+        if self.config.architecture == "decoder":  # as its `generate` counts them
+            inputs["position_ids"] = ids(np.maximum(np.cumsum(case.source_mask, axis=1) - 1, 0))
         if "token_types" in case.others:
             inputs["token_type_ids"] = ids(case.others["token_types"])
         with torch.no_grad(), self._wide():
@@ -122,7 +151,7 @@ class HuggingFace(Origin):
     @contextmanager
     def _wide(self) -> Any:
         """In this context casts to float32 become casts to float64."""
-        torch = self.torch
+        torch, root, factor = self.torch, self.config.d_model**0.5, self.factor
         mode = import_module("torch.overrides").TorchFunctionMode
 
         class Wide(mode):  # type: ignore[misc, valid-type]
@@ -132,6 +161,8 @@ class HuggingFace(Origin):
 
                 if function is torch.Tensor.float:
                     function = torch.Tensor.double
+                if function is torch.tensor and args[:1] == (root,):
+                    args = (factor, *args[1:])
                 return function(*map(wider, args), **{name: wider(each) for name, each in (kwargs or {}).items()})
 
         before = torch.get_default_dtype()
@@ -171,6 +202,8 @@ class HuggingFace(Origin):
                 decoder_start_token_id=c.bos_id,
             )
         torch, outputs = self.torch, []
+        # Past the border of longrope it reads earlier tokens again under the wrong mask; without a cache it doesn't.
+        chosen.use_cache = not borders(c)
         self.model.generation_config = chosen  # transformers would fill missing settings from the model's own config
         for source in sources:
             ids = torch.tensor([source])
