@@ -60,8 +60,6 @@ TIED, UNTIED = (
 )
 SIZES = sizes(32000, 4096, 11008, 32, 32, None, 2048, 1e-6)
 NO_BIAS = dict(feed_forward_bias=False)
-LATER = Layers(lambda i, keys: i >= keys["max_window_layers"], switched=True, keys=(("max_window_layers", 28),))
-"""Layers from max_window_layers on are local."""
 
 LLAMA = like_llama(
     *("Llama", "llama", "LlamaForCausalLM", *SIZES, head_width(), ACTIVATION, Rotary(), *BIASES, UNTIED),
@@ -71,14 +69,4 @@ MISTRAL = like_llama(
     *("Mistral", "mistral", "MistralForCausalLM", *sizes(32000, 4096, 14336, 32, 32, 8, 131072, 1e-6), head_width()),
     *(ACTIVATION, Rotary(), Layers(lambda i, keys: True, listed=False), UNTIED, Specials(1, 2), Unread()),
     ours=NO_BIAS,
-)
-QWEN2 = like_llama(
-    *("Qwen2", "qwen2", "Qwen2ForCausalLM", *sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6), head_width()),
-    *(ACTIVATION, Rotary(), LATER, UNTIED, Specials(), Unread()),
-    ours={**NO_BIAS, "attention_bias": True, "attention_output_bias": False},
-)
-QWEN3 = like_llama(
-    *("Qwen3", "qwen3", "Qwen3ForCausalLM", *sizes(151936, 4096, 22016, 32, 32, 32, 32768, 1e-6), head_width(128)),
-    *(ACTIVATION, Rotary(), LATER, ATTENTION_BIAS, UNTIED, Specials(), Unread()),
-    ours={**NO_BIAS, "query_key_norm": True},
 )

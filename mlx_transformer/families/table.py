@@ -10,8 +10,8 @@ from .distilbert import DISTILBERT
 from .engine import Family, differences
 from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
-from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from .llama_like import GRANITE, HUNYUAN, OLMO2, SMOLLM3
+from .llama import LLAMA, MISTRAL
+from .llama_like import GRANITE, HUNYUAN, OLMO2
 from .m2m100 import M2M100
 from .marian import MARIAN
 from .mbart import MBART
@@ -19,7 +19,9 @@ from .modernbert import MODERNBERT
 from .mt5 import MT5
 from .pegasus import PEGASUS
 from .phi3 import PHI3
+from .qwen import QWEN2, QWEN3
 from .roberta import ROBERTA, XLM_ROBERTA
+from .smollm3 import SMOLLM3
 from .t5 import T5
 from .umt5 import UMT5
 
