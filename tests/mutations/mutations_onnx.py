@@ -36,6 +36,11 @@ def one_zero(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def in_pairs(rows: np.ndarray) -> np.ndarray:
+    """Of each head's rows for the 4 channels that are turned, (0, 2), (1, 3) beside each other."""
+    return rows.reshape(4, 8, -1)[:, [0, 2, 1, 3, 4, 5, 6, 7]].reshape(rows.shape)
+
+
 def without_bias(n: Any) -> None:
     del n.input[2]
 
@@ -184,6 +189,28 @@ ONNX = {
     "long frequencies in a text of the last short length": Mutation(
         one_more(1, -1)("Less", "decoder/positions"), model="long texts", tap=f"{D0}.self_attention",
         culprit="queries",
+    ),
+    "halves of the keys swapped": Mutation(
+        node("Concat", f"{d1}/self_attention/Concat", swap_inputs), model="long texts", tap=f"{D1}.self_attention",
+        culprit="keys: heads split, rotary positions",
+    ),
+    "keys turned the other way": Mutation(
+        node("Sub", f"{d0}/self_attention/Sub", become("Add")), model="long texts", tap=f"{D0}.self_attention",
+        culprit="keys: heads split, rotary positions",
+    ),
+    "keys left in the order of pairs, as GGUF has them": Mutation(
+        weight(f"{D0}.self_attention.key_proj.weight", in_pairs), model="long texts",
+        weights=f"{D0}.self_attention.key_proj.weight", tap=f"{D0}.self_attention", culprit="key projection",
+    ),
+    "w taken for 1 + w": Mutation(
+        weight(f"{D1}.feed_forward_norm.weight", lambda x: x - 1), model="long texts",
+        weights=f"{D1}.feed_forward_norm.weight", tap=f"{D1}.feed_forward", culprit="RMS norm",
+    ),
+    "the weight of the norm before a sub-layer taken behind it": Mutation(
+        reads(f"{d0}/self_attention_post_norm", f"{D0}.self_attention_post_norm.weight",
+              f"{D0}.self_attention_norm.weight"),
+        model="normed heads", files="decoder_model", tap=f"{D0}.cross_attention",
+        culprit=f"{D0}.self_attention_post_norm: layer norm",
     ),
     "embedding scale a little off": Mutation(
         constant(SQRT_D, float(np.nextafter(np.float32(SQRT_D), np.float32(9))), "Mul"), files="encoder*",
