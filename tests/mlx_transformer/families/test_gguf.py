@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import tokenizers
 from makers_tokenizers import SPECIAL, START, hard_texts, makers_json
 from random_models import random_weights
 
+from export import export_onnx
+from export.validate import compare
 from mlx_transformer.commands.models import open_folder
 from mlx_transformer.convert import import_huggingface, to_gguf
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -22,11 +25,13 @@ from mlx_transformer.families.conversion import read_published
 from mlx_transformer.families.gguf import ARCHITECTURES, halves, read_gguf_model
 from mlx_transformer.families.gguf_text import UNSAID, text_files, text_keys
 from mlx_transformer.generation.settings import read_settings, settings_text
+from mlx_transformer.system import gguf_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.gguf_files import read_gguf, write_gguf
-from mlx_transformer.system.tensors import number_type
+from mlx_transformer.system.tensors import Stored, number_type
 from mlx_transformer.text.tokenizer import Tokenizer
 
+UINT8 = onnx.TensorProto.UINT8
 WORDS = {"tokenizer.ggml.model": "no_vocab"}
 SIZES = {"embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "attention.head_count": 4}
 SIZES |= {"attention.head_count_kv": 2, "context_length": 128, "attention.layer_norm_rms_epsilon": 1e-5}
@@ -328,6 +333,59 @@ def test_matrices_of_other_types(tmp_path):
             np.testing.assert_array_equal(found.tensor(name).astype(np.float32), wide.astype(narrow).astype(np.float32))
     with pytest.raises(UserError, match="type='q6_k': choose one of f32"):
         to_gguf(tmp_path / "model", tmp_path / "x.gguf", "q6_k")
+
+
+BLOCKS = {"Q4_0": (18, 32, 0), "Q4_1": (20, 32, 0, 2), "Q5_0": (22, 32, 0), "Q8_0": (34, 32, 0)}
+BLOCKS |= {"Q2_K": (84, 256, 80, 82), "Q3_K": (110, 256, 108), "Q4_K": (144, 256, 0, 2), "Q5_K": (176, 256, 0, 2)}
+BLOCKS |= {"Q6_K": (210, 256, 208)}
+"""{type: bytes and weights of a block, and where its halves are}"""
+MATRICES = {"blk.0.attn_q": "Q4_0", "blk.0.attn_k": "Q6_K", "blk.0.attn_v": "Q4_K", "blk.0.attn_output": "Q5_0"}
+MATRICES |= {"blk.0.ffn_gate": "Q2_K", "blk.0.ffn_up": "Q3_K", "blk.0.ffn_down": "Q5_K", "token_embd": "Q8_0"}
+MATRICES |= {"output": "Q4_1"}
+
+
+def blocks(kind: str, rows: int, width: int, seed: int) -> Stored:
+    """Random blocks of a type, of small numbers."""
+    size, weights, *halves = BLOCKS[kind]
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (rows * width // weights, size)).astype(np.uint8)
+    for at in halves:
+        data[:, at : at + 2] = rng.uniform(1e-4, 4e-4, (len(data), 1)).astype(np.float16).view(np.uint8)
+    return Stored((rows, width), np.dtype(np.uint8), lambda: data.reshape(-1))
+
+
+def test_the_file_s_own_integers_are_exported_and_proven(tmp_path, monkeypatch):
+    """Groups of 16 and of 32, with and without a bias: in graphs as they are, and one bit of one of them is told."""
+    ours = gguf_files._data
+    monkeypatch.setattr(gguf_files, "_data", lambda x, kind: x if x.dtype == np.uint8 else ours(x, kind))
+    rows = {"blk.0.attn_k": 128, "blk.0.attn_v": 128, "token_embd": 40, "output": 40}
+    tensors: dict = {
+        f"{name}.weight": (blocks(kind, rows.get(name, 256), 256, i), kind)
+        for i, (name, kind) in enumerate(MATRICES.items())
+    }
+    norms = ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")
+    tensors |= {f"{name}.weight": (np.ones(256, np.float32), "F32") for name in norms}
+    sizes = dict(embedding_length=256, block_count=1, feed_forward_length=256, context_length=16)
+    path = write(tmp_path, "llama", sizes, tensors, {**WORDS, "general.name": "m"})
+    import_huggingface(path, tmp_path / "model")
+    opened = open_checkpoint(tmp_path / "model")
+    assert {scheme.group_size for scheme in opened.quantization.values()} == {16, 32}
+    assert len(opened.quantization) == len(MATRICES)
+    export_onnx(opened.folder, tmp_path / "onnx", precision=["float32", "packed"])
+    runtimes = ["mlx", "onnxruntime", "onnxruntime:cpu:all:packed"]
+    report = compare(opened.folder, tmp_path / "onnx", runtimes, 3, threads=1, longest=6, searches=False)
+    assert report.equal, report.failures()
+    for name in ("model", "model_packed"):
+        file = tmp_path / "onnx" / "onnx" / f"{name}.onnx"
+        graph = onnx.load(file)
+        key = next(x for x in graph.graph.initializer if "0.self_attention.key_proj" in x.name and x.data_type == UINT8)
+        key.raw_data = key.raw_data[:-1] + bytes([key.raw_data[-1] ^ 1])
+        onnx.save(graph, file)
+    for precision in ("float32", "packed"):
+        runtime = f"onnxruntime:cpu:all:{precision}"
+        report = compare(opened.folder, tmp_path / "onnx", [runtime], 3, threads=1, longest=2, searches=False)
+        problems = [problem for check in report.weights for problem in check.problems]
+        assert {problem.split(":")[0] for problem in problems} == {"decoder.layers.0.self_attention.key_proj.weight"}
 
 
 def test_a_gguf_file_is_a_place(tmp_path, text_pairs):
