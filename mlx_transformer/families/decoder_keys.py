@@ -293,6 +293,35 @@ class Factor:
         return {self.theirs: float(plain) if isinstance(self.default, float) else plain}  # version 5 wants its own type
 
 
+@dataclass(frozen=True)
+class Divisors:
+    """What GPT-2's scores are divided by: the root of a head's width, or nothing; with the second key also the number
+    of the layer, from 1."""
+
+    @property
+    def defaults(self) -> Values:
+        return dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+
+    def read(self, theirs: Given, fields: Values) -> list[str]:
+        rooted, numbered = (theirs.value(key, default) for key, default in self.defaults.items())
+        problems = [problem for key, default in self.defaults.items() for problem in theirs.mistyped(key, default)]
+        sizes: list[Any] = [fields.get(name) for name in ("d_model", "heads", "decoder_layers")]
+        if problems or not all(type(size) is int and 0 < size <= 2**16 for size in sizes):
+            return problems
+        width, heads, layers = sizes
+        fields["attention_scale"] = None if rooted else 1.0
+        if numbered:
+            first = max(width // heads, 1) ** -0.5 if rooted else 1.0
+            fields["layer_pattern"] = [{"attention_scale": first / (i + 1)} for i in range(min(layers, MOST_LAYERS))]
+        return []
+
+    def write(self, config: Any) -> Values:
+        scales = [layer.attention_scale for layer in config.layers("decoder")]
+        numbered = scales[0] is not None and scales == [scales[0] / (i + 1) for i in range(len(scales))]
+        rooted = config.attention_scale is None
+        return dict(zip(self.defaults, (rooted, numbered and (rooted or len(scales) > 1)), strict=True))
+
+
 class TwoBases(Rotary):
     """Of local layers the base is another, and nothing is scaled: rope_local_base_freq, or since version 5 a table for
     each kind of layer in rope_parameters. Comes after `Layers`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .decoder_keys import Implied, Specials
+from .decoder_keys import Divisors, Implied, Specials
 from .engine import QKV, At, Family, joint
 from .keys import ACTIVATIONS, Also, Fixed, Heads, Key
 
@@ -47,8 +47,7 @@ GPT2 = Family(
         Key("n_positions", "max_positions", 1024),
         Also("n_ctx", "max_positions"),
         Key("layer_norm_epsilon", "norm_epsilon", 1e-5),
-        Key("scale_attn_weights", "attention_scale", True, {True: None, False: 1.0}),
-        Fixed("scale_attn_by_inverse_layer_idx", False),
+        Divisors(),
         Fixed("add_cross_attention", False),
         Key("embd_pdrop", "dropout", 0.1),
         Key("resid_pdrop", "dropout", 0.1),

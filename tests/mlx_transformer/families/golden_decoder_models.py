@@ -31,6 +31,8 @@ MODELS = {
     "gpt2-wide": {**GPT2, "n_inner": 20, "activation_function": "gelu", "n_embd": 15, "n_head": 5, "n_layer": 3},
     "gpt2-unscaled": {**GPT2, "scale_attn_weights": False, "layer_norm_epsilon": 1e-3, "n_head": 1}
     | dict(activation_function="relu", tie_word_embeddings=False),
+    "gpt2-numbered": {**GPT2, "scale_attn_by_inverse_layer_idx": True, "n_layer": 3},
+    "gpt2-numbered-alone": {**GPT2, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
     "llama": LLAMA,
     "llama-biased": {**LLAMA, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     | dict(rope_theta=500.0, num_key_value_heads=3, rms_norm_eps=1e-3),

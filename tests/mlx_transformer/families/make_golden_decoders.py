@@ -79,7 +79,8 @@ def random_model(config: dict, seed: int):
     torch.manual_seed(seed)
     options = AutoConfig.for_model(**config)
     # Version 4's sdpa divides GPT-2's scores, whatever its config says.
-    attention = "sdpa" if config.get("scale_attn_weights", True) else "eager"
+    plain = config.get("scale_attn_weights", True) and not config.get("scale_attn_by_inverse_layer_idx")
+    attention = "sdpa" if plain else "eager"
     attention = "eager" if capped(config) else attention
     model = AutoModelForCausalLM.from_config(options, attn_implementation=attention).eval()
     with torch.no_grad():

@@ -182,6 +182,7 @@ LLAMA3 = {"kind": "llama3", "factor": 4.0, "low": 1.0, "high": 4.0, "length": 16
 WRONG: dict[str, tuple[str, dict]] = {
     "erf for tanh": ("gpt2", dict(activation="gelu")),
     "scores divided": ("gpt2-unscaled", dict(attention_scale=None)),
+    "scores not divided by the layer's number": ("gpt2-numbered", dict(layer_pattern=[])),
     "epsilon": ("llama", dict(norm_epsilon=1e-5)),
     "base": ("nemo", dict(rotary_base=10000.0)),
     "no scaling": ("llama-linear", dict(rotary_scaling={})),
@@ -226,10 +227,7 @@ REFUSED: dict[str, tuple[str, dict]] = {
         "llama",
         dict(num_experts=8, attention_multiplier=0.5),
     ),
-    "scale_attn_by_inverse_layer_idx is on; add_cross_attention is on": (
-        "gpt2",
-        dict(scale_attn_by_inverse_layer_idx=True, add_cross_attention=True),
-    ),
+    "add_cross_attention is on": ("gpt2", dict(add_cross_attention=True)),
     "rope_type='dynamic' is not one of default, linear, llama3, yarn, longrope": (
         "llama",
         dict(rope_scaling={"type": "dynamic", "factor": 2.0}),
