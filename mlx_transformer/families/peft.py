@@ -123,12 +123,13 @@ class PublishedAdapter:
         weight = np.asarray(weight)
         a, b = (parts[name] for name in (("embedding_a", "embedding_b") if "embedding_a" in parts else ("a", "b")))
         scale = self._scale(module, a.shape[0])
-        if "embedding_a" in parts or self.config.get("fan_in_fan_out"):  # of W transposed
-            a, b = b.T, a.T
+        turned = "embedding_a" in parts or self.config.get("fan_in_fan_out")
+        weight = weight.T if turned else weight
         if (b.shape[0], a.shape[1]) != weight.shape:
             raise ValueError
         magnitude = parts["magnitude"].reshape(-1) if "magnitude" in parts else None
-        return WeightDelta(scale, a, b, magnitude).of(weight).astype(weight.dtype)
+        changed = WeightDelta(scale, a, b, magnitude).of(weight).astype(weight.dtype)
+        return changed.T if turned else changed
 
     def _scale(self, module: str, rank: int) -> float:
         patterns = self.config.get("alpha_pattern") or {}
@@ -300,7 +301,9 @@ def peft_files(
         "rank_pattern": {module: rank for module, rank in ranks.items() if rank != usual},
         "alpha_pattern": {module: value for module, value in alphas.items() if ranks[module] != usual},
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(
+            at.transposed and names[0].removesuffix(".weight") in ranks for names, at in family.places(config).values()
+        ),
         "init_lora_weights": True,
         "modules_to_save": None,
     }, tensors

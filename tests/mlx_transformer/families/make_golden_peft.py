@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
@@ -21,7 +22,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
 HERE = Path(__file__).parent
 ADAPTERS = {
@@ -50,6 +51,11 @@ ADAPTERS = {
         "golden_encoders/roberta",
         AutoModel,
         dict(target_modules=["word_embeddings", "key"]),
+    ),
+    "transposed": (
+        "golden_decoders/gpt2",
+        AutoModelForCausalLM,
+        dict(target_modules=["c_attn", "c_fc"], use_dora=True, fan_in_fan_out=True, task_type="CAUSAL_LM"),
     ),
 }
 
@@ -87,5 +93,5 @@ def make(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ADAPTERS:
+    for name in sys.argv[1:] or ADAPTERS:
         make(name)

@@ -34,6 +34,7 @@ NOTES = {
     "dora": "DoRA of rank 2, 3 of",
     "classes": "LoRA of rank 2 of 4 matrices, and 2 tensors of its own (classifier.bias, classifier.weight)",
     "embedding": "LoRA of rank 2 of 3 matrices",
+    "transposed": "DoRA of rank 2 of 4 matrices",
 }
 
 
@@ -93,7 +94,10 @@ def test_merged_into_integers_only_what_it_changes_is_rounded_again(tmp_path: Pa
     assert changed == set(Scheme(128, 4).tensors(f"{target}.weight"))
 
 
-@pytest.mark.parametrize("base", ["golden/umt5", "golden_encoders/modernbert-tokens", "golden_encoders/distilbert"])
+BASES = ["golden/umt5", "golden_encoders/modernbert-tokens", "golden_encoders/distilbert", "golden_decoders/gpt2"]
+
+
+@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 def test_an_adapter_written_for_peft_changes_the_base_as_ours_does(base: str, kind: str, tmp_path: Path) -> None:
     import_huggingface(HERE / base, tmp_path / "base")
