@@ -21,7 +21,7 @@ from mlx_transformer.generation.text_options import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,
-    OverlongPair,
+    PairSettings,
     RerankOptions,
     TextSettings,
 )
@@ -483,16 +483,7 @@ def score(
     source: Source,
     reference: Reference,
     out: Out = None,
-    json: Annotated[bool, Option("--json", help="Write each pair as JSON, with its tokens.")] = False,
-    overlong: Annotated[
-        OverlongPair,
-        Option(help="What to do with a pair longer than the model takes: end with an error, or leave its line empty."),
-    ] = "error",
-    source_language: Annotated[
-        str | None, Option(help="Language of --source, for a multilingual model: one of its codes, e.g. eng_Latn.")
-    ] = None,
-    target_language: Annotated[str | None, Option(help="Language of --reference, e.g. deu_Latn.")] = None,
-    force: Replace = False,
+    settings: Annotated[PairSettings, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
     """Print log-probabilities of given translations: for each line the sum, a tab, and the log-probability of each
@@ -501,15 +492,13 @@ def score(
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
 
-    output = claim_lines("score", out, force, model, source, reference)
+    output = claim_lines("score", out, settings.force, model, source, reference)
     if model.is_file():
         raise UserError(
             f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
         )
     scorer = open_model(model, **vars(runtime))
-    languages = {"source_language": source_language, "target_language": target_language}
-    work = score_lines(scorer, json, overlong, **{name: code for name, code in languages.items() if code is not None})
-    write_lines(work, (source, reference), output)
+    write_lines(score_lines(scorer, settings), (source, reference), output)
 
 
 def _check_named(model: str) -> None:

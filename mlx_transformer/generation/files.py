@@ -27,7 +27,7 @@ from .fill import Filling, fill, filling_tokenizer, masked_rows
 from .heads import Ranked, Text, answer, check_reranker, classify, rerank, tag
 from .line_files import LineReport, LineWork, write_lines
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id, with_languages
-from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, OverlongPair, RerankOptions, TextSettings
+from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, PairSettings, RerankOptions, TextSettings
 from .translate import Translation
 from .verbs import TextVerbs
 
@@ -153,21 +153,19 @@ def translate_stream(
     write_lines(work, input, output, text=text, resume=s.resume, force=s.force, model_facts=model_facts)
 
 
-def score_lines(
-    model: TextVerbs, as_json: bool = False, overlong: OverlongPair = "error", **languages: str | None
-) -> LineWork:
+def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
     """Score pairs of lines: the log-probability of each target token, given the source; or what follows a prompt.
 
     A line of output is the sum, a tab, and the tokens' log-probabilities separated by spaces, the end token's last. As
     JSON: {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
-    overlong: a pair longer than the model takes is an error ("error"), found before anything is computed, or gets no
-    numbers ("skip"; JSON: null).
-    languages: `source_language` and `target_language`, for a model of several.
+    A pair longer than the model takes is an error, found before anything is computed, or is skipped: it gets no numbers
+    (JSON: null).
     """
     alone = model.config.architecture == "decoder"
     model.pair_ids(["a"], ["b"])  # raises here for a model that scores no text
     limit = model.config.max_positions if alone else model.translator.most
-    chosen = with_languages(model.generation, languages)
+    languages = {name: getattr(settings, name) for name in ("source_language", "target_language")}
+    chosen = with_languages(model.generation, {name: code for name, code in languages.items() if code is not None})
     tokenizer = cast("Tokenizer", model.tokenizer)
 
     def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -199,7 +197,7 @@ def score_lines(
     def show(pair: tuple[str, str], scored: tuple[list[int], NDArray[np.float32] | None]) -> str | dict[str, Any]:
         ids, values = scored
         total = None if values is None else math.fsum(values.tolist())
-        if not as_json:
+        if not settings.json:
             return "\t" if values is None else f"{total:.4f}\t{' '.join(f'{value:.4f}' for value in values)}"
         more = {} if values is None else {"token_log_p": [float(value) for value in values]}
         tokens = [tokenizer.token(id) for id in ids]
@@ -209,7 +207,7 @@ def score_lines(
         name="score",
         run=run,
         show=show,
-        check=check if overlong == "error" else None,
+        check=check if settings.overlong == "error" else None,
         overlong="longer than the model takes, left empty",
         unit="pairs",
     )

@@ -19,7 +19,6 @@ Overlong = Literal["error", "truncate", "split", "skip"]
 error: raise an error that names the line. truncate: translate only its first tokens. split: translate it in pieces, cut
 at sentence ends if possible, and join them with spaces. skip: leave it empty.
 """
-OverlongPair = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,22 @@ class TextSettings:
     task_prefix: str | None = None
     """Text to put before every line, e.g. T5's 'translate English to German: '; unset: the model's own, if it has
     one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSettings:
+    """How `score` reads pairs of lines and writes their log-probabilities (`files.score_lines`)."""
+
+    json: bool = False
+    """Write each pair as JSON, with its tokens."""
+    overlong: Literal["error", "skip"] = "error"
+    """What to do with a pair longer than the model takes: end with an error, or leave its line empty."""
+    source_language: str | None = None
+    """Language of --source, for a multilingual model: one of its codes, e.g. eng_Latn."""
+    target_language: str | None = None
+    """Language of --reference, e.g. deu_Latn."""
+    force: bool = False
+    """Replace an earlier file of this command."""
 
 
 @dataclass(frozen=True, kw_only=True)
