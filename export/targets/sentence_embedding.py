@@ -18,6 +18,7 @@ from export.nn.masks import pooling_weights
 from export.nn.primitives import Op, full_precision, scope, table
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.text_embedding import SMALLEST_NORM, TextEmbedding
+from mlx_transformer.system.tensors import to_float32
 
 HIDDEN = -1e38
 """Added to the numbers of padding before taking a maximum."""
@@ -140,6 +141,6 @@ def _linear(
 
 
 def _as_multiplied(array: NDArray, width: int, lanes: int) -> NDArray:
-    """A bias (W,), or the transpose of a matrix (W, up to `width`), padded with zeros."""
+    """A bias (W,), or the transpose of a matrix (W, up to `width`), padded with zeros, in float32."""
     behind = [(0, -len(array) % lanes), *((0, width - columns) for columns in array.shape[1:])]
-    return np.ascontiguousarray(np.pad(array, behind).T)
+    return np.ascontiguousarray(np.pad(to_float32(array), behind).T)

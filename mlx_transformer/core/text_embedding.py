@@ -89,7 +89,7 @@ class TextEmbedding:
     """Width of token vectors; unset: none are computed."""
     weights: Mapping[str, NDArray] = field(default_factory=dict, repr=False, compare=False)
     """dense.N.weight (width, width before) and dense.N.bias (width,) of dense layers, sparse.weight (1, D),
-    sparse.bias (1,), multi.weight (multi, D) and multi.bias (multi,), all float32."""
+    sparse.bias (1,), multi.weight (multi, D) and multi.bias (multi,), as they are stored: in float32, or 16 bits."""
 
     def __post_init__(self) -> None:
         problems = check_fields(self)

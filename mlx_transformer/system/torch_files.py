@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from .errors import UserError, error_line, shortened
 from .files import open_file
 from .tensors import Stored, check_finite, checksum_of, read_piece
-from .torch_pickle import LARGEST_PICKLE, Cut, Machine, Refused, Storage, View, views
+from .torch_pickle import LARGEST_PICKLE, STORAGES, Cut, Machine, Refused, Storage, View, views
 
 LARGEST_DIRECTORY = 16 << 20
 """Bytes of the directory at the end of an archive; for 100,000 tensors it takes half of this."""
@@ -282,12 +282,13 @@ ORDERED_DICT, FALSE = b"ccollections\nOrderedDict\n)R", b"\x89"
 
 
 def write_torch_tensors(path: Path, arrays: Mapping[str, NDArray]) -> None:
-    """Write a state dict of float32 tensors as `torch.save` would. The same arrays give the same bytes.
+    """Write a state dict of float32, float16 and bfloat16 tensors as `torch.save` would. The same arrays give the same
+    bytes.
 
     The pickle is assembled by hand: {name: _rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict())}.
     Raises `OSError`.
     """
-    stored = [np.ascontiguousarray(array, "<f4") for array in arrays.values()]
+    stored = [np.ascontiguousarray(array) for array in arrays.values()]
     pairs = zip(map(_text, arrays), map(_tensor, map(str, range(len(stored))), stored), strict=True)
     program = BEGINNING + b"}(" + b"".join(name + tensor for name, tensor in pairs) + b"u" + END
     entries = {"data.pkl": program, "byteorder": b"little"}
@@ -299,7 +300,10 @@ def write_torch_tensors(path: Path, arrays: Mapping[str, NDArray]) -> None:
 
 def _tensor(key: str, array: NDArray) -> bytes:
     strides = tuple(stride // array.itemsize for stride in array.strides)
-    storage = _tuple(_text("storage"), b"ctorch\nFloatStorage\n", _text(key), _text("cpu"), _number(array.size)) + b"Q"
+    kind = next(kind for kind, dtype in STORAGES.items() if dtype == array.dtype.name)
+    storage = (
+        _tuple(_text("storage"), f"ctorch\n{kind}\n".encode(), _text(key), _text("cpu"), _number(array.size)) + b"Q"
+    )
     places = [_tuple(*map(_number, values)) for values in (array.shape, strides)]
     return b"ctorch._utils\n_rebuild_tensor_v2\n" + _tuple(storage, _number(0), *places, FALSE, ORDERED_DICT) + b"R"
 
