@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,17 @@ from mlx_transformer.text.sentencepiece import (
     USER_DEFINED,
     Piece,
     SentencePiece,
+    replacements,
     sentencepiece_bytes,
 )
-from mlx_transformer.text.sentencepiece_tokenizer import ENDED_SPACES_PATTERN, WHITE_SPACE, is_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import (
+    ENDED_SPACES_PATTERN,
+    WHITE_ENDS,
+    WHITE_SPACE,
+    is_sentencepiece,
+    patterns_of,
+)
+from mlx_transformer.text.sentencepiece_tokenizer import WHITE as WHITE_CHANGES
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .text import (
@@ -82,7 +91,8 @@ class PieceOps(TextOps):
         self.surfaces = _surfaces(source) if "lookup" in self.roles else {}
         # An attribute is text, so in base64; the operator decodes it.
         model = _model(source, self.surfaces, whole.source.eos_id)
-        self.has_table = bool(model.charsmap)
+        self.changes = [each for each in patterns_of(source) if each in WHITE_CHANGES]
+        self.spaces, self.ends = _white(source, model.charsmap)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
         known = {token.id for token in self.whole}
         self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"] and x["id"] not in known}
@@ -106,6 +116,10 @@ class PieceOps(TextOps):
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         has_prefixes = bool(self.roles.get("prefixes"))
         first, text = self._prefix(op, text) if has_prefixes else (None, text)
+        if WHITE_SPACE in self.changes:
+            text = replaced(op, text, "white", self.spaces, " ")
+        elif self.changes:
+            text = replaced(op, text, "white", f"{self.ends}+$", "")
         none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
         no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
         # flags: bos (of id -1, the prefix's place), eos, not reversed, not numbered as in fairseq
@@ -127,13 +141,13 @@ class PieceOps(TextOps):
 
     def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
         """Text (B,) without spaces before an added token; behind it one, where text begins with one there."""
-        space = f"[{WHITE}]*" if self.has_table else " *"  # most tables have a space for white space
-        every = one_of(token.content for token in self.whole)
+        for flag, (before, behind) in {"lstrip": (f"[{WHITE}]+", ""), "rstrip": ("", f"[{WHITE}]+")}.items():
+            if flagged := [token.content for token in self.whole if getattr(token, flag)]:
+                text = replaced(op, text, flag, before + one_of(flagged) + behind, r"\1")
+        every = f"{self.ends}*" + one_of(token.content for token in self.whole)
         if self.source["pre_tokenizer"]["prepend_scheme"] == "always":
-            return replaced(op, text, "added", space + every + space, r"\1 ")
-        if close := [token.content for token in self.whole if token.rstrip]:
-            text = replaced(op, text, "rstrip", one_of(close) + f"[{WHITE}]+", r"\1")
-        return replaced(op, text, "added", space + every, r"\1")
+            return replaced(op, text, "added", f"{every}{self.spaces}*", r"\1 ")
+        return replaced(op, text, "added", every, r"\1")
 
     def _without_marks(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Tokens (N,) and rows (B+1,) without marks of spaces that no text has: before an added token, and behind
@@ -233,10 +247,7 @@ def _whole(specification: Mapping[str, Any]) -> list[AddedToken]:
 
 def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any], whole: Tokenizer) -> None:
     """Raise `UserError`, which names it, for an added token that operators treat otherwise than the runtimes do."""
-    normalizers = (specification.get("normalizer") or {"normalizers": []})["normalizers"]
-    patterns = [each.get("pattern", {}).get("Regex") for each in normalizers]
-    if WHITE_SPACE in patterns:
-        raise UserError("tokenizer.json: its words are what any white space separates; export without text")
+    patterns = patterns_of(specification)
     texts = {text for text, _ in _scored(specification)}
     spoken = {token.id for token in whole.added if not token.special}
     for token in tokens:
@@ -253,6 +264,29 @@ def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any],
                 f"tokenizer.json: the added token {token.content!r:.60} {why[0]}, which no operator does; export "
                 "without text"
             )
+
+
+def _white(specification: Mapping[str, Any], table: bytes) -> tuple[str, str]:
+    """Two classes of letters, as they are typed: those that become spaces, and those that go where a text, or what
+    stands before an added token, ends. `UserError` for a table whose white space can't be told by single letters."""
+    changes = {*patterns_of(specification)}
+    pairs, white = replacements(table) if table else {}, re.compile(WHITE_SPACE)
+    letters = {key for key in pairs if len(key) == 1} | {chr(code) for code in range(1, 0x3001)}
+    made = {letter: pairs.get(letter, letter) for letter in letters}
+    strange = [key for key, value in pairs.items() if len(key) > 1 and (white.search(key) or white.search(value))]
+    if changes & {*WHITE_CHANGES} and (strange or any(white.search(x) and x.strip() for x in made.values())):
+        raise UserError("tokenizer.json: its table makes white space that no operator finds; export without text")
+    spaces = {letter for letter, text in made.items() if text and not text.strip(" ")}
+    other = {letter for letter, text in made.items() if text.strip(" ") and not white.sub("", text).strip(" ")}
+    nothing = {letter for letter, text in made.items() if not text}
+    return (
+        _class(spaces | other if WHITE_SPACE in changes else spaces),
+        _class(spaces | other | nothing if WHITE_ENDS in changes else spaces),
+    )
+
+
+def _class(letters: Iterable[str]) -> str:
+    return "[" + "".join(f"\\x{{{ord(letter):x}}}" for letter in sorted(letters)) + "]"
 
 
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
@@ -297,6 +331,6 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: i
         charsmap=base64.b64decode(tables[0]) if tables else b"",
         normalizer="nmt_nfkc" if tables else "identity",
         dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
-        remove_extra_whitespace=any(each["type"] == "Replace" for each in normalizers),
+        remove_extra_whitespace=bool({*patterns_of(specification)} - {*WHITE_CHANGES}),
         special=(unknown, -1, eos, -1),
     )

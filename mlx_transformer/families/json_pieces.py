@@ -33,7 +33,7 @@ from mlx_transformer.text.sentencepiece import (
     SentencePiece,
     is_whole,
 )
-from mlx_transformer.text.sentencepiece_tokenizer import WHITE_SPACE, tokenizer_json
+from mlx_transformer.text.sentencepiece_tokenizer import WHITE_ENDS, WHITE_SPACE, tokenizer_json
 from mlx_transformer.text.tokenizer import read_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -126,13 +126,12 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
         remove_extra_whitespace=collapses or splits,
     )
     roles = {"pad": ids.get(pad, -1), "bos": start, "unk": unknown}
-    text = tokenizer_json(made, roles=roles, tokens=tokens, space_each=scheme != "first", ended=not (strips or splits))
+    white = WHITE_SPACE if splits else WHITE_ENDS if strips else ""
+    each = scheme != "first"
+    text = tokenizer_json(made, roles=roles, tokens=tokens, space_each=each, ended=not white, white=white)
     ours = json.loads(text)
     if merges is not None:
         ours["model"]["merges"] = merges
-    if splits and not charsmap:
-        white = {"type": "Replace", "pattern": {"Regex": WHITE_SPACE}, "content": " "}
-        ours["normalizer"]["normalizers"].insert(0, white)
     return json.dumps(ours, ensure_ascii=False, indent=1) + "\n"
 
 

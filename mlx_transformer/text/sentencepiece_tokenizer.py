@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -45,7 +46,12 @@ INNER_SPACES_PATTERN = r" +(?= )|[ ▁]+(?![\s\S])"
 ENDED_SPACES_PATTERN = r" +(?= )"
 """Spaces before a space: one at the end of a text stays."""
 WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-"""What separates words in a vocabulary that says no more of it: all white space but the space itself."""
+"""What separates words, as spaces do, where a published tokenizer says so: all white space but the space itself."""
+WHITE_ENDS = rf"(?<![ {WHITE_SPACE[1:]})[ {WHITE_SPACE[1:]}+(?![\s\S])"
+"""White space at the end, which goes where a published tokenizer strips a text. What stands before it keeps the time
+linear."""
+WHITE = {WHITE_SPACE: " ", WHITE_ENDS: ""}
+"""{what is replaced: what takes its place}, in normalised text."""
 END = "</s>"
 
 
@@ -56,14 +62,15 @@ def tokenizer_json(
     tokens: Sequence[AddedToken] = (),
     space_each: bool = True,
     ended: bool = False,
+    white: str = "",
 ) -> str:
     """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
     that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. tokens: those that the maker
     added, behind the pieces or among them. space_each: text behind one of them begins with a space, as a whole text
-    does. ended: text ends with a space, where it was typed with one. Raises `UserError` for a vocabulary
-    without </s>, and for tokens whose ids are taken.
+    does. ended: text ends with a space, where it was typed with one. white: what becomes of white space:
+    `WHITE_SPACE` or `WHITE_ENDS`. Raises `UserError` for a vocabulary without </s>, and for tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
@@ -85,6 +92,8 @@ def tokenizer_json(
     if model.charsmap:
         table = base64.b64encode(model.charsmap).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": table})
+    if white:
+        normalizers.append({"type": "Replace", "pattern": {"Regex": white}, "content": WHITE[white]})
     if model.remove_extra_whitespace:
         pattern = SPACES_PATTERN if space_each or not model.dummy_prefix else INNER_SPACES_PATTERN
         pattern = ENDED_SPACES_PATTERN if ended and pattern == SPACES_PATTERN else pattern
@@ -159,7 +168,7 @@ def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
         charsmap=base64.b64decode(tables[0]["precompiled_charsmap"]) if tables else b"",
         normalizer="nmt_nfkc" if tables else "identity",
         dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
-        remove_extra_whitespace=any(each["type"] == "Replace" for each in _normalizers(specification)),
+        remove_extra_whitespace=bool({*patterns_of(specification)} - {WHITE_SPACE, WHITE_ENDS}),
         special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
     )
 
@@ -230,6 +239,8 @@ class ExactText:
         self._table = base64.b64decode(tables[0]) if tables else b""
         self._charsmap: Charsmap | None = None
         kinds = [each["type"] for each in _normalizers(specification)]
+        patterns = patterns_of(specification)
+        self._white = [(re.compile(each), by) for each, by in WHITE.items() if each in patterns]
         self._lower = tokenizers.normalizers.Lowercase() if "Lowercase" in kinds else None
         self._published = PublishedIds(specification) if "lookup" in roles else None
         self._fixed = _without_faults(specification)
@@ -342,11 +353,12 @@ class ExactText:
 
     def _normalized(self, text: str) -> str:
         text = text if self._lower is None else self._lower.normalize_str(text)
-        if not self._table:
-            return text
-        if self._charsmap is None:
-            self._charsmap = read_charsmap(self._table)
-        return self._charsmap.normalized(text)
+        if self._table:
+            self._charsmap = self._charsmap or read_charsmap(self._table)
+            text = self._charsmap.normalized(text)
+        for pattern, by in self._white:
+            text = pattern.sub(by, text)
+        return text
 
 
 def _backend(specification: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -369,8 +381,8 @@ def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
-    """Return the same tokenizer, without its table, and with control pieces that no text can spell: they hold a
-    space. Added tokens are found before it is asked."""
+    """Return the same tokenizer, without its table and changes of white space, and with control pieces that no text can
+    spell: they hold a space. Added tokens are found before it is asked."""
     changed = copy.copy(specification)
     roles = roles_of(specification)
     whole = {*roles.get(WHOLE, ())}
@@ -378,7 +390,11 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
         x for x in _added(specification) if not x["special"] and not roles.get("prefixes") and x["id"] not in whole
     ]
     control = {x["content"] for x in _added(specification)} - {x["content"] for x in changed["added_tokens"]}
-    normalizers = [each for each in _normalizers(specification) if each["type"] != "Precompiled"]
+    normalizers = [
+        each
+        for each in _normalizers(specification)
+        if each["type"] != "Precompiled" and each.get("pattern", {}).get("Regex") not in WHITE
+    ]
     changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
     model = dict(specification["model"])
     if model["type"] == "Unigram":
@@ -387,7 +403,12 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     return {**changed, "model": model}
 
 
-def _normalizers(specification: dict[str, Any]) -> list[dict[str, Any]]:
+def patterns_of(specification: Mapping[str, Any]) -> list[str]:
+    """Return the expressions whose matches a parsed tokenizer.json replaces before it cuts text."""
+    return [each["pattern"].get("Regex") for each in _normalizers(specification) if each["type"] == "Replace"]
+
+
+def _normalizers(specification: Mapping[str, Any]) -> list[dict[str, Any]]:
     return (specification.get("normalizer") or {"normalizers": []})["normalizers"]
 
 

@@ -53,7 +53,7 @@ from .sentencepiece_tokenizer import (
     ENDED_SPACES_PATTERN,
     INNER_SPACES_PATTERN,
     SPACES_PATTERN,
-    WHITE_SPACE,
+    WHITE,
     ExactText,
     is_sentencepiece,
 )
@@ -77,7 +77,7 @@ SPLIT_PATTERN = (
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run, but for a published
 # decoder's, each of which has its own: there Oniguruma gives up after ten million steps.
-TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, WHITE_SPACE})
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, *WHITE})
 TRUSTED_PATTERNS |= {" {2,}"}
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
