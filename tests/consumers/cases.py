@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from chat_templates import CONVERSATIONS, TEMPLATES, TOKENS
+from golden_tokens import golden
 from imports import ROOT
 from makers_tokenizers import TEXTS as MAKERS_TEXTS
 from makers_tokenizers import makers_json
@@ -60,6 +61,10 @@ PUBLISHED = {
 }
 # Published forms of vocabularies and chat templates (`makers_tokenizers`, `chat_templates`).
 CHATS = ("qwen2", "smollm2", "gemma", "llama3")
+
+# Published vocabularies with three tokens that their maker added (`golden_tokens`).
+MARKED = ("v4/bart", "v4/bert", "v4/marian", "v4/nllb", "v4/t5", "v4/xlm-roberta")
+MARKED += ("v5/m2m100", "v5/mbart", "v5/pegasus", "v5/roberta", "v5/t5", "v5/xlm-roberta")
 
 # Lower ones that these consumers know, by transformers.js's names for them in PRECISIONS. The last bits of int4's
 # products depend on how many rows they have: phrases go one by one.
@@ -203,6 +208,24 @@ class Chat:
         return cls(tokenizer, export_onnx(folder / "model", folder / "onnx"), messages, model.chat_ids(messages))
 
 
+@dataclass(frozen=True)
+class Marked:
+    """A model with a published vocabulary, its folder, and lines with its maker's tokens."""
+
+    tokenizer: Tokenizer
+    folder: Path
+    texts: list[str]
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> "Marked":
+        facts, text, config = golden(name)
+        config = dataclasses.replace(config, d_ff=16, encoder_layers=1, decoder_layers=min(1, config.decoder_layers))
+        save_checkpoint(folder / "model", config, random_weights(config), text)
+        # transformers.js has NFKC in the place of a published table: lines that both leave as they are.
+        texts = [line for line in facts["texts"] if max(line, default="") < "\u0530"]
+        return cls(Tokenizer(text), export_onnx(folder / "model", folder / "onnx"), texts)
+
+
 def published_model(name: str, folder: Path) -> RandomModel:
     """One of PUBLISHED, with its other ends where `transformers` has them."""
     shutil.copytree(DECODERS / name, folder / "theirs")
@@ -236,7 +259,10 @@ def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
 
 
 def all_tasks(
-    trained: Trained, randoms: dict[tuple[str, str], RandomModel], chats: dict[str, Chat]
+    trained: Trained,
+    randoms: dict[tuple[str, str], RandomModel],
+    chats: dict[str, Chat],
+    marked: dict[str, Marked],
 ) -> list[dict[str, Any]]:
     """As the scripts read them: {"name", "kind", arguments of this kind}."""
     folder = str(trained.folder)
@@ -264,6 +290,8 @@ def all_tasks(
         folder = str(chat.folder)
         tasks.append(dict(name=f"chat {kind}", kind="chat", folder=folder, messages=chat.messages))
         tasks.append(dict(name=f"texts {kind}", kind="tokenize", folder=folder, texts=MAKERS_TEXTS, rows=[]))
+    for name, each in marked.items():
+        tasks.append(dict(name=f"marked {name}", kind="tokenize", folder=str(each.folder), texts=each.texts, rows=[]))
     for (architecture, own_name), random in randoms.items():
         ids, mask = random.padded()
         name = f"{architecture} {own_name}"

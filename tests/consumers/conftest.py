@@ -33,9 +33,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, cases.Chat]:
 
 
 @pytest.fixture(scope="session")
-def ask(trained, randoms, chats, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+def marked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, cases.Marked]:
+    return {name: cases.Marked.of(name, tmp_path_factory.mktemp("marked")) for name in cases.MARKED}
+
+
+@pytest.fixture(scope="session")
+def ask(trained, randoms, chats, marked, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
     """ask(consumer, task's name) -> its answer. A consumer runs when it is first asked."""
-    tasks = cases.all_tasks(trained, randoms, chats)
+    tasks = cases.all_tasks(trained, randoms, chats, marked)
     answers: dict[str, dict[str, Any]] = {}
 
     def ask(consumer: str, name: str) -> Any:

@@ -15,6 +15,7 @@ from cases import (
     CHATS,
     HERE,
     MAKERS_TEXTS,
+    MARKED,
     NEW_TOKENS,
     PUBLISHED,
     RANDOM,
@@ -145,6 +146,14 @@ def test_published_tokenizers_and_templates(consumer, kind, chats, ask):
     chat = chats[kind]
     assert ask(consumer, f"chat {kind}") == chat.ids
     assert ask(consumer, f"texts {kind}")["ids"] == [chat.tokenizer.encode(text) for text in MAKERS_TEXTS]
+
+
+@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_tokens_that_a_maker_added(consumer, name, marked, ask):
+    each = marked[name]
+    assert sum(token in line for line in each.texts for token in ("[E1]", "<hole>", "{NAME}")) > 80
+    assert ask(consumer, f"marked {name}")["ids"] == each.tokenizer.source.encode_batch(each.texts)
 
 
 @pytest.mark.parametrize("name", RANDOM)

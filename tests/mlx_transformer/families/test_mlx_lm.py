@@ -131,6 +131,14 @@ def test_adapters_stand_beside_integers_and_are_written_back(name, tmp_path, cap
         for folder in (tmp_path / "theirs", GOLDEN / name)
     )
     assert ours == {**theirs, "model": str(base_of(name)), "num_layers": 2}
+    main(["to-peft", str(base), str(kept), str(tmp_path / "peft"), "--base", str(base_of(name))])
+    assert {path.name for path in (tmp_path / "peft").iterdir()} >= {"adapter_model.safetensors"}
+    main(["merge", str(base), str(tmp_path / "peft"), "--out", str(tmp_path / "again"), "--keep-adapter"])
+    again, ours = (load_file(folder / "adapter.safetensors") for folder in (tmp_path / "again", kept))
+    assert again.keys() == ours.keys()
+    assert_answers(open_checkpoint(tmp_path / "again"), GOLDEN / name)
+    for array in ours:
+        np.testing.assert_array_equal(again[array], ours[array], err_msg=array)
 
 
 @pytest.mark.parametrize(
