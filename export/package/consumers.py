@@ -47,7 +47,7 @@ def configs(
     if config.has_decoder:
         files["generation_config.json"] = generation_config(config, settings)
     if config.architecture == "decoder" and config.d_k == config.d_v:  # genai has one head size for keys and values
-        files["genai_config.json"] = _genai(config, files["generation_config.json"]["eos_token_id"])
+        files["genai_config.json"] = _genai(config, files["generation_config.json"])
     return files
 
 
@@ -145,7 +145,7 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _genai(c: TransformerConfig, ends: int | list[int]) -> dict[str, Any]:
+def _genai(c: TransformerConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
     """onnxruntime-genai's config of a decoder. genai has no banned tokens, and pads a batch of prompts on the right."""
     ports = GRAPHS[MODEL](Request(config=c))
     inputs, outputs = ports.input_names, ports.output_names
@@ -157,7 +157,7 @@ def _genai(c: TransformerConfig, ends: int | list[int]) -> dict[str, Any]:
         "model": {
             "type": "decoder",
             "bos_token_id": c.bos_id,
-            "eos_token_id": ends,
+            "eos_token_id": generation["eos_token_id"],
             "pad_token_id": c.pad_id,
             "vocab_size": c.vocab_size,
             "context_length": c.max_positions,
@@ -184,6 +184,7 @@ def _genai(c: TransformerConfig, ends: int | list[int]) -> dict[str, Any]:
         "search": {
             "do_sample": False,
             "num_beams": 1,
+            **{key: generation[key] for key in ("repetition_penalty", "no_repeat_ngram_size") if key in generation},
             "max_length": c.max_positions,
             # The graph returns longer keys and values each step; it doesn't write into its input cache.
             "past_present_share_buffer": False,

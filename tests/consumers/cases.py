@@ -226,12 +226,13 @@ class Marked:
         return cls(Tokenizer(text), export_onnx(folder / "model", folder / "onnx"), texts)
 
 
-def published_model(name: str, folder: Path) -> RandomModel:
-    """One of PUBLISHED, with its other ends where `transformers` has them."""
+def published_model(name: str, folder: Path, ends: tuple[int, ...] = (), **generation: Any) -> RandomModel:
+    """A decoder that `transformers` wrote, with other ends and settings where it has them."""
     shutil.copytree(DECODERS / name, folder / "theirs")
-    generation = folder / "theirs" / "generation_config.json"
-    values = json.loads(generation.read_text(encoding="utf-8"))
-    generation.write_text(json.dumps({**values, "eos_token_id": [values["eos_token_id"], *PUBLISHED[name]]}), "utf-8")
+    file = folder / "theirs" / "generation_config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values = {**values, "eos_token_id": [values["eos_token_id"], *ends], **generation}
+    file.write_text(json.dumps(values), encoding="utf-8")
     import_huggingface(folder / "theirs", folder / "model")
     model, _ = load(folder / "model")
     return RandomModel(model, export_onnx(folder / "model", folder / "onnx"), _rows(model.config.vocab_size))
@@ -244,7 +245,7 @@ def _rows(vocabulary: int) -> list[list[int]]:
 
 def random_model(architecture: str, name: str, folder: Path) -> RandomModel:
     if name in PUBLISHED:
-        return published_model(name, folder)
+        return published_model(name, folder, PUBLISHED[name])
     config = encoder_decoder(name) if architecture == "encoder-decoder" else alone(name, architecture)
     # A random model with tied embeddings says the same token for ever, and consumers know one width of heads a model.
     config = dataclasses.replace(config, tie_embeddings="none", decoder={})

@@ -8,7 +8,7 @@ ends at a NUL.
 
 import mlx.core as mx
 import pytest
-from cases import CHATS, MAKERS_TEXTS, PUBLISHED, RANDOM, RANDOM_NEW_TOKENS, RandomModel, run
+from cases import CHATS, MAKERS_TEXTS, PUBLISHED, RANDOM, RANDOM_NEW_TOKENS, RandomModel, published_model, run
 
 pytestmark = pytest.mark.consumers
 WINDOWS = ("mistral-window", "gemma2-wide", "gemma3-sixth", "gemma3-linear", "smollm3-window")
@@ -16,8 +16,16 @@ MODELS = [(name, together) for name in (*RANDOM, *PUBLISHED) for together in (Fa
 MODELS = [(name, together) for name, together in MODELS if not (together and name in WINDOWS)]
 
 
+PENALTIES = {"llama-wide": {"repetition_penalty": 1.3}, "qwen3": {"no_repeat_ngram_size": 2}}
+
+
 @pytest.fixture(scope="module")
-def answers(randoms, chats, tmp_path_factory: pytest.TempPathFactory):
+def penalised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RandomModel]:
+    return {n: published_model(n, tmp_path_factory.mktemp("penalised"), **more) for n, more in PENALTIES.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(randoms, penalised, chats, tmp_path_factory: pytest.TempPathFactory):
     """{task's name: its answer}; of greedy tokens the model's name, and whether all prompts are one batch."""
     tasks = []
     for name, together in MODELS:
@@ -25,6 +33,9 @@ def answers(randoms, chats, tmp_path_factory: pytest.TempPathFactory):
         common = dict(folder=str(random.folder), rows=random.rows, pad_id=random.config.pad_id)
         more = dict(name=f"{name} {together}", kind="generate", max_new_tokens=RANDOM_NEW_TOKENS, together=together)
         tasks.append({**common, **more})
+    for name, model in penalised.items():
+        common = dict(folder=str(model.folder), rows=model.rows, pad_id=model.config.pad_id, together=False)
+        tasks.append(dict(name=f"penalised {name}", kind="generate", max_new_tokens=RANDOM_NEW_TOKENS, **common))
     for kind, chat in chats.items():
         tasks.append(dict(name=f"chat {kind}", kind="chat", folder=str(chat.folder), messages=chat.messages))
         tasks.append(dict(name=f"texts {kind}", kind="tokenize", folder=str(chat.folder), texts=MAKERS_TEXTS))
@@ -66,6 +77,16 @@ def test_greedy_tokens(name, together, randoms, answers):
     found = [until_end(row, random.ends) for row in answers(name, together)]
     assert found == expected
     assert len({id for row in expected for id in row}) > (1 if random.ends > {random.config.eos_id} else 3)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_penalties(name, penalised, answers):
+    """Of models whose greedy tokens are none that only genai may choose, the start and padding."""
+    model = penalised[name]
+    expected = model.model.generate(model.rows, max_new_tokens=RANDOM_NEW_TOKENS)
+    assert [until_end(row, model.ends) for row in answers("penalised", name)] == expected
+    without = dict(repetition_penalty=1.0, no_repeat_ngram=0)
+    assert model.model.generate(model.rows, max_new_tokens=RANDOM_NEW_TOKENS, **without) != expected
 
 
 @pytest.mark.parametrize("kind", CHATS)
