@@ -27,7 +27,7 @@ def test_options_are_the_fields_with_few_values() -> None:
     assert options_of(More)["residual"] == ("plain", "scaled", "gated")
     assert OPTIONS["gated"] == (False, True)
     assert {"d_model", "dropout", "pad_id"}.isdisjoint(OPTIONS)
-    assert field_types(More).keys() | {"decoder", "head", "layer_pattern"} == {
+    assert field_types(More).keys() | {"decoder", "head", "layer_pattern", "rotary_scaling"} == {
         field.name for field in dataclasses.fields(More)
     }
 
