@@ -63,6 +63,7 @@ from .text import (
     integer,
     one_of,
     replaced,
+    split,
     strings,
     value_of,
     well_formed,
@@ -91,7 +92,8 @@ class PieceOps(TextOps):
         self.surfaces = _surfaces(source) if "lookup" in self.roles else {}
         # An attribute is text, so in base64; the operator decodes it.
         model = _model(source, self.surfaces, whole.source.eos_id)
-        self.changes = [each for each in patterns_of(source) if each in WHITE_CHANGES]
+        self.changes = patterns_of(source)
+        self.after = [whole.source.eos_id] if ENDED_SPACES_PATTERN in self.changes else None
         self.spaces, self.ends = _white(source, model.charsmap)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
         known = {token.id for token in self.whole}
@@ -114,19 +116,16 @@ class PieceOps(TextOps):
         self.strips = roles_of(target).get("strips") is True
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        if ENDED_SPACES_PATTERN in self.changes:
+            return self._by_parts(op, text)
         has_prefixes = bool(self.roles.get("prefixes"))
         first, text = self._prefix(op, text) if has_prefixes else (None, text)
         if WHITE_SPACE in self.changes:
             text = replaced(op, text, "white", self.spaces, " ")
-        elif self.changes:
+        elif WHITE_ENDS in self.changes:
             text = replaced(op, text, "white", f"{self.ends}+$", "")
-        none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
-        no, yes = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in (False, True))
-        # flags: bos (of id -1, the prefix's place), eos, not reversed, not numbered as in fairseq
         text = self._spaced(op, text) if self.whole else text
-        inputs = text, *none, yes if has_prefixes else no, yes, no, no
-        tokens, rows = custom(op, "SentencepieceTokenizer", *inputs, model=self.model, kinds="iI")
-        tokens = integer(op, tokens)
+        tokens, rows = self._cut(op, text, bos=has_prefixes, eos=True)
         if self.whole:
             tokens, rows = self._without_marks(op, tokens, rows)
         if self.surfaces:
@@ -139,11 +138,49 @@ class PieceOps(TextOps):
             start = op.Add(start, integer(op, op.Less(first, 0)))
         return tokens, start, op.Sub(end, start)
 
-    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
-        """Text (B,) without spaces before an added token; behind it one, where text begins with one there."""
+    def _cut(self, op: Op, text: ir.Value, bos: bool, eos: bool) -> tuple[ir.Value, ir.Value]:
+        """Text (B,) to the tokens of all lines (N,), and where each line begins and the last one ends (B+1,). bos: of
+        id -1, a prefix's place."""
+        none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
+        flags = bos, eos, False, False  # not reversed, not numbered as in fairseq
+        values = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in flags)
+        tokens, rows = custom(op, "SentencepieceTokenizer", text, *none, *values, model=self.model, kinds="iI")
+        return integer(op, tokens), rows
+
+    def _by_parts(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """The same where text may end with a space, also before an added token: what stands between two of them is cut
+        by itself, with a space before it."""
+        if not self.whole:
+            tokens, rows = self._cut(op, self._begun(op, text), bos=False, eos=False)
+        else:
+            every = one_of(token.content for token in self.whole)
+            parts, first = split(op, self._close(op, text), "added", every)
+            parts = op.Concat(parts, strings(op, "text.one", ["."]), axis=0)  # the operator takes no empty list
+            ids = value_of(op, parts, {token.content: token.id for token in self.whole}, -1)
+            is_token = op.GreaterOrEqual(ids, 0)
+            # A space is one token, in whose place the added one is put.
+            begun = op.Where(is_token, strings(op, "text.blank", [" "]), self._begun(op, parts))
+            tokens, rows = self._cut(op, begun, bos=False, eos=False)
+            place = op.Compress(op.Slice(rows, [0], [-1], [0]), is_token, axis=0)
+            tokens = op.ScatterElements(tokens, place, op.Compress(ids, is_token, axis=0), axis=0)
+            rows = op.Gather(rows, first)  # (B+1,)
+        start = op.Slice(rows, [0], [-1], [0])
+        return tokens, start, op.Sub(op.Slice(rows, [1], [END], [0]), start)
+
+    def _begun(self, op: Op, text: ir.Value) -> ir.Value:
+        """Text (B,) with single spaces, and one before it."""
+        return replaced(op, replaced(op, text, "spaces", f"{self.spaces}+", " "), "begin", "(?s)^([^ ▁])", r" \1")
+
+    def _close(self, op: Op, text: ir.Value) -> ir.Value:
+        """Text (B,) without the white space that added tokens take with them."""
         for flag, (before, behind) in {"lstrip": (f"[{WHITE}]+", ""), "rstrip": ("", f"[{WHITE}]+")}.items():
             if flagged := [token.content for token in self.whole if getattr(token, flag)]:
                 text = replaced(op, text, flag, before + one_of(flagged) + behind, r"\1")
+        return text
+
+    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
+        """Text (B,) without spaces before an added token; behind it one, where text begins with one there."""
+        text = self._close(op, text)
         every = f"{self.ends}*" + one_of(token.content for token in self.whole)
         if self.source["pre_tokenizer"]["prepend_scheme"] == "always":
             return replaced(op, text, "added", f"{every}{self.spaces}*", r"\1 ")
@@ -247,7 +284,9 @@ def _whole(specification: Mapping[str, Any]) -> list[AddedToken]:
 
 def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any], whole: Tokenizer) -> None:
     """Raise `UserError`, which names it, for an added token that operators treat otherwise than the runtimes do."""
-    patterns = patterns_of(specification)
+    ended = ENDED_SPACES_PATTERN in patterns_of(specification)
+    if ended and specification["pre_tokenizer"]["prepend_scheme"] != "always":
+        raise UserError("tokenizer.json: a space at the end is a piece, and none at the beginning; export without text")
     texts = {text for text, _ in _scored(specification)}
     spoken = {token.id for token in whole.added if not token.special}
     for token in tokens:
@@ -255,8 +294,7 @@ def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any],
         reasons = {
             "is one as a word by itself only": token.single_word,
             "isn't printable": not token.content.isprintable(),
-            "may stand behind a space that is a piece": ENDED_SPACES_PATTERN in patterns,
-            "stands beside spaces, which are no piece": SPACE not in texts,
+            "stands beside spaces, which are no piece": SPACE not in texts and not ended,
             "has a space on either side in what is written": apart,
         }
         if why := [reason for reason, holds in reasons.items() if holds]:
@@ -311,6 +349,7 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: i
     if defined and not roles.get("prefixes"):
         raise UserError("tokenizer.json: pieces that users defined are cut by no operator; export without text")
     unigram, fallback = model["type"] == "Unigram", bool(model.get("byte_fallback"))
+    ended = ENDED_SPACES_PATTERN in patterns_of(specification)  # then operators collapse spaces and put the first one
     unknown = model["unk_id"] if unigram else model["vocab"][model["unk_token"]]
     kinds = dict.fromkeys(BYTES, BYTE) if fallback else {}
     kinds |= dict.fromkeys((*control, *(text for text, _ in scored if text.startswith(" "))), CONTROL)
@@ -330,7 +369,7 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: i
         byte_fallback=fallback,
         charsmap=base64.b64decode(tables[0]) if tables else b"",
         normalizer="nmt_nfkc" if tables else "identity",
-        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
-        remove_extra_whitespace=bool({*patterns_of(specification)} - {*WHITE_CHANGES}),
+        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never" and not ended,
+        remove_extra_whitespace=bool({*patterns_of(specification)} - {*WHITE_CHANGES}) and not ended,
         special=(unknown, -1, eos, -1),
     )
