@@ -14,15 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from chat_templates import TEMPLATES, TOKENS
 from forked import Process
 from imports import ROOT
+from makers_tokenizers import makers_json
 from marian_folders import written
 from marian_models import STUDENT, write_model
+from random_models import random_weights
 from waiting import PATIENCE, port_of
 from web_package import write_web_package
 
 from mlx_transformer import cli
+from mlx_transformer.convert import to_gguf
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.data import cldr
+from mlx_transformer.generation.settings import settings_text
+from mlx_transformer.text.tokenizer import Tokenizer
 
 RUN = ("sh", "python")
 """Kinds of blocks that are run here. `js` is run by the consumers' tests, `text` is output or a picture."""
@@ -38,6 +46,22 @@ class Block:
     code: str
 
 
+def write_gguf_chat(file: Path) -> None:
+    """Write a small random decoder with a tokenizer and a chat template; beside it the checkpoint it is made of."""
+    tokenizer, tokens = Tokenizer(text := makers_json("qwen2")), TOKENS["qwen2"]
+    pad, eos = (tokenizer.encode_control(tokens[f"{name}_token"])[0] for name in ("pad", "eos"))
+    config = TransformerConfig(
+        **dict(architecture="decoder", encoder_layers=0, decoder_layers=1, tie_embeddings="target-output"),
+        **dict(vocab_size=tokenizer.vocab_size, d_model=32, heads=1, d_ff=32, max_positions=64, dropout=0.0),
+        **dict(norm="rmsnorm", norm_placement="pre", positions="rotary", gated=True, activation="silu"),
+        **dict(scale_embeddings=False, attention_bias=False, feed_forward_bias=False),
+        **dict(pad_id=pad, bos_id=pad, eos_id=eos),
+    )
+    texts = settings_text({"chat_templates": {"default": TEMPLATES["qwen2"]}})
+    made = save_checkpoint(file.with_suffix(".made"), config, random_weights(config, 0), text, texts=texts)
+    to_gguf(made, file, "q4_0")
+
+
 def blocks(text: str) -> list[Block]:
     """Every fenced block, in order."""
     matches = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -45,7 +69,8 @@ def blocks(text: str) -> list[Block]:
 
 
 class Reader:
-    """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder.
+    """A folder with what a reader has: the project with its `.venv`, files of text, a published Marian folder, a GGUF
+    file of a chat model.
 
     What it shortens, and nothing else: `make test` gets ARGS that choose one file, the texts are a hundred phrases,
     the server's port is a free one, and npm's package one in name alone.
@@ -70,6 +95,7 @@ class Reader:
             (folder / ".venv" / name).touch()
         (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
         write_model(folder / "firefox-en-pt", STUDENT, integers=True)
+        write_gguf_chat(folder / "SmolLM2-135M-Instruct-Q4_K_M.gguf")
         write_web_package(folder / "node_modules")
         self.port = ""
 
