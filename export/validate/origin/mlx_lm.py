@@ -40,8 +40,9 @@ class MlxLm(Origin):
         with self._on_cpu():
             try:
                 self.model, self.values = utils.load_model(folder)
-            except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-                raise UserError(f"{folder}: mlx-lm can't open it ({one_line(str(error))[:200]})") from error
+                np.array(self.model(self.mx.array([[config.bos_id]])).astype(self.mx.float32))
+            except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
+                raise UserError(f"{folder}: mlx-lm can't run it ({one_line(str(error))[:200]})") from error
             if "quantization" in self.values:
                 self.model = utils.dequantize_model(self.model)
             self.model.set_dtype(self.mx.float64)

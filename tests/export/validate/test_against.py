@@ -28,6 +28,7 @@ from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.options import Options
+from mlx_transformer.system.errors import UserError
 
 
 class Known(Origin):
@@ -162,7 +163,7 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             before = [] if cache is None else cache
             before += np.array(ids)[0].tolist() if cache is not None else []
             every = np.array(ids) if cache is None else np.array([before])
-            return self.engine.model(every)
+            return mx.array(self.engine.model(every), dtype=mx.float64)
 
     modules = {
         "mlx.core": mx,
@@ -179,8 +180,12 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert report.against[0].endswith("; other than in transformers, it knows no sliding_window")
     assert {p.runtime for p in report.points if p.path == "against mlx-lm"} == {CHECKPOINT, "onnxruntime"}
     assert any(check.search == "mlx-lm: greedy" for check in report.tokens)
-    monkeypatch.setattr(Theirs, "__call__", lambda self, ids, cache=None: 1.001 * self.engine.model(np.array(ids)))
+    run = Theirs.__call__
+    monkeypatch.setattr(Theirs, "__call__", lambda self, ids, cache=None: 1.001 * run(self, ids, cache))
     assert not compare(checkpoint, package, **settings).equal
+    monkeypatch.setattr(Theirs, "__call__", lambda self, ids, cache=None: [][0])
+    with pytest.raises(UserError, match=r"mlx-lm can't run it \(list index out of range"):
+        mlx_lm.MlxLm(checkpoint, config)
 
 
 WINDOW = {"sliding_window": 3, "hidden_act": "silu"}
