@@ -208,7 +208,7 @@ def test_lowest_versions_are_the_lower_bounds() -> None:
 TRIED = ("train", "export", "serve", "data")
 """The extras that `make test-lowest` installs."""
 
-WHERE_INSTALLED = {"wandb", "claims", "torch", "transformers"}
+WHERE_INSTALLED = {"wandb", "claims", "mlx_lm", "torch", "transformers"}
 """What no extra brings: programs of a service that who uses it has installed, docs/claims of a clone, and what runs the
 original of an imported model (`validate --against`)."""
 
