@@ -24,7 +24,6 @@ NAMED = {
         key_value_heads=1,
         attention_bias=True,
         attention_output_bias=False,
-        query_key_norm=True,
         output_bias=True,
         embedding_scale=3.25,
         positions="learned",
