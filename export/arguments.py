@@ -39,7 +39,7 @@ class JudgeArguments(TypedDict, total=False):
     threads: int | None
     gradients: bool
     names: str | Mapping[str, str] | None
-    against: Literal["transformers", "marian"] | None
+    against: Literal["transformers", "mlx-lm", "marian"] | None
     original: Path | str | None
     shortlist: Path | str | None
 

@@ -18,7 +18,7 @@ decoder.embedding   decoder.layers.0.cross_attention  ...                       
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -53,6 +53,10 @@ class Layer(nn.Module):
     """What the layers of both stacks share: norms, dropout and a residual connection around each sub-layer."""
 
     feed_forward: FeedForward
+    self_attention_norm: Any
+    """None in a layer without a norm there, as `cross_attention_norm` and `feed_forward_norm`."""
+    cross_attention_norm: Any
+    feed_forward_norm: Any
 
     def __init__(self, config: TransformerConfig):
         super().__init__()

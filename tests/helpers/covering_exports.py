@@ -90,7 +90,7 @@ def factors(known: Mapping[str, list[Any]]) -> Factors:
 
 def accepted(values: Values) -> bool:
     """Whether a model can be made and exported so: what `export_onnx` and `export_search` refuse is not."""
-    config = {name: value for name, value in {**SIZES, **values}.items() if name in FIELDS}
+    config = {"d_model": SIZES["d_model"], **{name: value for name, value in values.items() if name in FIELDS}}
     architecture, tie = values["architecture"], values["tie_embeddings"]
     both, search, tokenizer = architecture == "encoder-decoder", "search" in values, values.get("tokenizer")
     precisions = [values["precision"]] if isinstance(values["precision"], str) else values["precision"]

@@ -150,8 +150,8 @@ def test_targets_precisions_and_arguments_are_all_among_the_choices() -> None:
 
 
 def test_what_the_base_does_not_know_stays_as_by_default() -> None:
-    known = {name: values for name, values in KNOWN.items() if name != "query_key_norm"}
+    known = {name: values for name, values in KNOWN.items() if name != "embedding_norm"}
     known |= {"norm": ["layernorm"], "norm_bias": [True]}
     chosen = factors(known)
-    assert chosen["query_key_norm"] == [{}]
+    assert chosen["embedding_norm"] == [{}]
     assert chosen["norm"] == [{"norm": "layernorm"}]
