@@ -62,7 +62,7 @@ HOW: Factors = {
     "gate": [{}, dict(gate=True)],
 }
 FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
-DRAWS = 150000
+DRAWS = 500000
 
 
 @dataclass(frozen=True)
