@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from combined import SLOW, combined, one_of_each
 from safetensors.numpy import load_file
+from small_models import random_weights
 
 from export import OnnxTransformer, export_onnx
 from export.targets.table import TARGETS
@@ -25,7 +26,7 @@ from export.validate.reference import Reference
 from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
-from mlx_transformer.core.checkpoint import open_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.decoding.steps import banned_ids
@@ -175,6 +176,18 @@ def test_validate_finds_every_target_equal(
         folder = export_onnx(imported(name), tmp_path / "onnx", target=target)
     engines = ["mlx", "onnxruntime"] if target == "portable" else ["onnxruntime"]
     report = compare(imported(name), folder, engines, 3, threads=1, searches=target == "portable")
+    assert report.equal, report.failures()
+
+
+@pytest.mark.parametrize("name", ["gemma2", pytest.param("phi4-mini", marks=pytest.mark.slow)])
+def test_lower_precisions_are_proven(name: str, imported: Callable[[str], Path], tmp_path: Path) -> None:
+    """Of a model like it, but as wide as a block of int4."""
+    config = dataclasses.replace(open_checkpoint(imported(name)).config, d_model=64, d_ff=96)
+    save_checkpoint(tmp_path / "model", config, random_weights(config))
+    lower: Any = ["float16", "bfloat16", "int8-weights", "int4"]
+    export_onnx(tmp_path / "model", tmp_path / "onnx", precision=lower)
+    runtimes = [f"onnxruntime:cpu:all:{precision}" for precision in lower]
+    report = compare(tmp_path / "model", tmp_path / "onnx", runtimes, 3, threads=1, longest=12)
     assert report.equal, report.failures()
 
 
