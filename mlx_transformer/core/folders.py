@@ -1,6 +1,6 @@
 """`Place.of(path)` decides whether a path is a checkpoint, a run, an ONNX folder, a published model and so on.
 
-It looks only at file names and keys of config.json; no model is opened.
+It looks only at file names, keys of config.json and a file's first four bytes; no model is opened.
 """
 
 from __future__ import annotations
@@ -128,8 +128,10 @@ class Place:
         path = self.path
         if path.is_dir():
             return self.sure or next(what for what, fits in LIKELY if fits(self))
+        if path.is_file():
+            return "a GGUF model" if begins_as_gguf(path) else FILES.get(path.suffix, "a file")
         if path.exists():
-            return FILES.get(path.suffix, "a file") if path.is_file() else "a special file"
+            return "a special file"
         if self.checkpoint is not None:
             return "a checkpoint"
         return "a name on the Hub" if may_be_called(str(path)) and path.suffix not in FILES else "nothing"
@@ -250,6 +252,13 @@ FILES: dict[str, What] = {".onnx": "an ONNX model", **dict.fromkeys(MARIAN_FILES
 FILES[GGUF] = "a GGUF model"
 SAVED = f"checkpoints/step-*/{MANIFEST}"
 """Manifests of the checkpoints saved during a run."""
+
+
+def begins_as_gguf(file: Path) -> bool:
+    """Whether a file is GGUF, whatever its name: programs that run such models keep them under names of their own."""
+    with suppress(OSError), open(file, "rb") as opened:
+        return opened.read(4) == b"GGUF"
+    return False
 
 
 def is_ours(config: Mapping[str, Any] | None) -> bool:

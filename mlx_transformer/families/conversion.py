@@ -25,7 +25,7 @@ from mlx_transformer.core.checkpoint import (
     weights_digest,
 )
 from mlx_transformer.core.config import KINDS, TransformerConfig
-from mlx_transformer.core.folders import GGUF, MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
+from mlx_transformer.core.folders import MLX_ADAPTER, MODULES, PEFT_CONFIG, Place
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.positions import reordered
@@ -223,7 +223,7 @@ def as_checkpoint(model: str | Path) -> Iterator[Path]:
 
 def sources(folder: Path) -> list[Path]:
     """Return the config and the weights of a published folder, or all parts of a GGUF file."""
-    if folder.suffix == GGUF:
+    if folder.is_file():
         return parts_of(folder)
     names = (
         CONFIG,

@@ -13,7 +13,7 @@ from typing import Any
 from mlx_transformer.core.card import Form, kind_of, write_card
 from mlx_transformer.core.checkpoint import HUGGING_FACE
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import CONFIG, MODULES, ONNX_CONFIG, WEIGHTS
+from mlx_transformer.core.folders import CONFIG, GGUF, MODULES, ONNX_CONFIG, WEIGHTS
 from mlx_transformer.core.heads import DENSE, EMBEDDING
 from mlx_transformer.core.inputs import MASK, SOURCE_IDS, companions
 from mlx_transformer.core.int8_scales import INT8_SCALES
@@ -105,6 +105,8 @@ def read_folder(path: Path) -> Published:
     if not path.is_dir():
         raise UserError(f"{path}: {'is a file, not a folder with a model' if path.exists() else 'no such folder'}")
     if not (path / CONFIG).is_file():
+        if files := sorted(path.glob(f"*{GGUF}")):
+            raise UserError(f"{path}: a folder of GGUF files; name one of them: {files[0]}")
         raise UserError(f"{path}: not a Hugging Face model folder ({CONFIG} missing)")
     config, generation = read_object(path / CONFIG), optional_object(path / GENERATION)
     return Published(path, config, generation, open_weights(path))

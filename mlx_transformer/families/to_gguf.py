@@ -16,12 +16,13 @@ import numpy as np
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlx_transformer.core.config import Table, TransformerConfig
 from mlx_transformer.core.folders import GGUF as SUFFIX
+from mlx_transformer.core.folders import begins_as_gguf
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.positions import rotary_frequencies
 from mlx_transformer.generation.settings import CHAT_TEMPLATES, DEFAULT, SPECIAL_TOKENS, Settings, read_settings
 from mlx_transformer.system.durable import Target, replace_files
 from mlx_transformer.system.errors import UserError, first_of
-from mlx_transformer.system.gguf_files import MAGIC, write_gguf
+from mlx_transformer.system.gguf_files import write_gguf
 from mlx_transformer.system.tensors import Stored
 
 from .engine import TRAINING, Family, config_of, exported
@@ -43,12 +44,7 @@ ENDS = ("eot", "eom")
 """Roles of tokens that end a text besides eos."""
 
 
-def _is_gguf(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-GGUF = Kind("GGUF file", _is_gguf)
+GGUF = Kind("GGUF file", begins_as_gguf)
 
 
 def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool = False) -> list[str]:

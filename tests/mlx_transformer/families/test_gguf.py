@@ -275,10 +275,14 @@ def test_a_model_written_and_read_is_the_same(name, tmp_path):
 
 
 def test_a_file_is_run_as_it_is(tmp_path):
+    """By its first bytes, whatever it is called."""
     import_huggingface(GOLDEN / "llama", tmp_path / "model")
     to_gguf(tmp_path / "model", tmp_path / "x.gguf")
-    outputs = [open_folder(tmp_path / n).generate([[5, 6, 7]], max_new_tokens=4) for n in ("model", "x.gguf")]
-    assert outputs[0] == outputs[1]
+    names = ["model", "x.gguf", "sha256-0f1e", "x.bin"]
+    for name in names[2:]:
+        (tmp_path / name).write_bytes((tmp_path / "x.gguf").read_bytes())
+    outputs = [open_folder(tmp_path / name).generate([[5, 6, 7]], max_new_tokens=4) for name in names]
+    assert outputs == outputs[:1] * 4
 
 
 def test_templates_and_ends_come_back(tmp_path):
@@ -391,8 +395,9 @@ def test_the_file_s_own_integers_are_exported_and_proven(tmp_path, monkeypatch):
 def test_a_gguf_file_is_a_place(tmp_path, text_pairs):
     with pytest.raises(UserError, match=r"is a GGUF model, and here a checkpoint is needed; make one of it: .* import"):
         open_checkpoint(write(tmp_path))
-    with pytest.raises(UserError, match=r"a folder of GGUF files; name one of them: .*x\.gguf"):
-        open_checkpoint(tmp_path)
+    for read in (open_checkpoint, read_published):
+        with pytest.raises(UserError, match=r"a folder of GGUF files; name one of them: .*x\.gguf"):
+            read(tmp_path)
     table = {"rope_freqs.weight": (np.ones(8, np.float32), "F32")}
     with pytest.raises(UserError, match=r"x\.gguf: weights don't fit config.json: 19, .* missing model\.layers"):
         read_published(write(tmp_path, tensors=table, text=text_pairs))
