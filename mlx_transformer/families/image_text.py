@@ -23,7 +23,7 @@ OF_IMAGES = re.compile(r"(text|vision)_config|mm_\w+|architectures|model_type")
 def text_part(published: Published) -> tuple[Published, list[str]]:
     """The language model as a folder has it alone, and a note of what else there is; other models as they are."""
     theirs, own = published.config, published.config.get("text_config")
-    if theirs.get("model_type") not in TEXT or not isinstance(own, dict):
+    if theirs.get("model_type") not in list(TEXT) or not isinstance(own, dict):
         return published, []
     config = {key: value for key, value in theirs.items() if not OF_IMAGES.fullmatch(key)}
     config |= {**own, "model_type": TEXT[theirs["model_type"]]}

@@ -91,7 +91,7 @@ def config_of(choice: Choice) -> TransformerConfig:
     return TransformerConfig(**fields_of(choice))
 
 
-COVERING = covering(FACTORS, accepted, draws=12000)  # of which one in ten is accepted
+COVERING = covering(FACTORS, accepted, draws=20000)  # of which one in ten is accepted
 
 
 def name_of(choice: Choice) -> str:

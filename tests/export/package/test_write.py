@@ -200,7 +200,7 @@ def test_what_consumers_read(tmp_path):
     assert read["mlx_transformer.json"]["versions"]["onnx"] == onnx.__version__
 
 
-@pytest.mark.parametrize(("name", "model_type"), [("modern, decoder", "llama"), ("paper, encoder", "bert")])
+@pytest.mark.parametrize(("name", "model_type"), [("modern, decoder", "granite"), ("paper, encoder", "bert")])
 def test_what_consumers_read_of_other_shapes(name, model_type, tmp_path):
     config = configs()[name]
     folder = export_onnx(save_checkpoint(tmp_path / "model", config, random_weights(config)), tmp_path / "onnx")

@@ -107,6 +107,8 @@ def test_a_norm_reads_the_point_before_it(name: str) -> None:
     for earlier, point in pairwise(points):
         if point.endswith(("query_norm", "key_norm")):
             assert earlier == point.replace("_norm", "_proj")
+        elif point.endswith("_post_norm"):
+            assert earlier == point.removesuffix("_post_norm")
         elif point.endswith("norm"):
             last = earlier.rpartition(".")[2]
             assert last in ("residual", "embedding") or last.isdigit(), (earlier, point)

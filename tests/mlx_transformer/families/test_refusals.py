@@ -224,7 +224,6 @@ INEXPRESSIBLE = {
         "key_value_heads=1, Marian has 4",
         "d_k=6, Marian has 8",
         "d_v=10, Marian has 8",
-        "query_key_norm=True, Marian has False",
         "positions='learned'",
         "embedding_scale=3.25, Marian has None",
     ],
