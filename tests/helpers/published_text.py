@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def trained(lines: list[str], size: int = 700, **options: Any) -> bytes:
 @cache
 def judge_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def stripped(lines: list[str]) -> list[str]:
+    """Lines without U+0085 at their end: SentencePiece's table leaves it, and transformers strips a text."""
+    return [re.sub(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\ufeff]+\Z", "", line) for line in lines]
 
 
 def two_languages() -> tuple[list[str], list[str]]:
