@@ -88,8 +88,8 @@ class Specials:
         start, ends, padding = ids.values()
         eos = (ends or [size - 1])[0]
         bos = next((id for id in start[:1] if id not in ends), eos)
-        likely = [*padding, bos, self.spare % size, size - 1, size - 2, 0]
-        pad = next(id for id in likely if id not in (eos, *ends)) if set(range(size)) - {eos, *ends} else likely[0]
+        likely = [*padding, bos, self.spare % size, size - 1, size - 2, *range(min(size, len(ends) + 2))]
+        pad = next((id for id in likely if id not in (eos, *ends)), likely[0])
         fields |= dict(bos_id=bos, eos_id=eos, pad_id=pad)
         return []
 

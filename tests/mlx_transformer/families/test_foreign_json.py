@@ -19,6 +19,8 @@ FOLDERS = (
     "golden_texts/nllb",
     "golden_encoders/bert-classes",
     "golden_encoders_5/modernbert",
+    "golden_decoders/gpt2-numbered",
+    "golden_vectors/gemma3",
 )
 MOST = 150
 """Values of one file that are tried, some of a tokenizer's."""
