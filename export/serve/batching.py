@@ -1,9 +1,10 @@
-"""Dynamic batching: a bounded queue in which clients take turns, and threads to compute batches.
+"""Dynamic batching: a bounded queue in which clients take turns, and threads to compute batches and streams.
 
     submit -> Turns (at most max_queue sentences) -> a batch of equal work -> a thread runs it -> futures
+    stream -> Turns, if max_batch streams run in each thread -> a thread's `Streams`, a step of each in turn -> pieces
 
-`Turns` decides who is next, `Batcher` forms batches and runs them in threads, `streamed` hands out the pieces of a
-text while a thread computes them.
+`Turns` decides who is next, `Batcher` forms batches and runs them in threads, `Streams` writes texts side by side,
+also between the steps of a batch, `streamed` hands out their pieces.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any, Protocol
-
-from mlx_transformer.decoding.steps import Stopped
 
 LARGEST_SHARE = 0.75
 """Largest share of the queue for a single client, so the others always find room."""
@@ -85,11 +84,11 @@ class Client:
 
 @dataclass(eq=False)
 class Request:
-    """Items submitted together for the same task. width: hypotheses per sentence; behind: batches taken before it
-    came."""
+    """Items submitted together for the same task, or streams (None). width: hypotheses per sentence; behind: batches
+    taken before it came."""
 
     client: Client
-    task: Task
+    task: Task | None
     width: int
     place: QueuePlace
     behind: int
@@ -106,6 +105,8 @@ class Item:
     size: int
     arrived: float
     future: asyncio.Future
+    seconds: float = 0.0
+    """What a stream has taken so far."""
 
 
 class Turns:
@@ -125,7 +126,7 @@ class Turns:
         return self.clients[name].size if name in self.clients else 0
 
     def add(
-        self, name: Hashable, task: Task, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
+        self, name: Hashable, task: Task | None, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
     ) -> list[Item]:
         """Queue a request: payloads of `size` sentences each. Their results come by the items' futures."""
         now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
@@ -155,7 +156,7 @@ class Turns:
         request = min((request for request in client.requests if request.items), key=lambda r: r.place.key())
         return next(iter(request.items))
 
-    def like(self, task: Task) -> int:
+    def like(self, task: Task | None) -> int:
         """Count waiting sentences with an equal task."""
         requests = [request for client in self.clients.values() for request in client.requests]
         return sum(item.size for request in requests if request.task == task for item in request.items)
@@ -282,25 +283,91 @@ class LastingThreads(Executor):
             future.set_exception(error)
 
 
+@dataclass(eq=False)
+class Stream:
+    """A text that is written piece by piece; each is given away at once."""
+
+    begin: Callable[[], Iterator[str]]
+    give: Callable[[str], Any]
+    pieces: Iterator[str] | None = None
+
+    def advance(self) -> bool:
+        """Write the next piece; return False behind the last."""
+        if self.pieces is None:
+            self.pieces = self.begin()
+        piece = next(self.pieces, None)
+        if piece is not None:
+            self.give(piece)
+        return piece is not None
+
+
+class Streams:
+    """The streams of a thread. Each takes a step in turn, by themselves or between the steps of a batch: none waits for
+    the end of anything else.
+
+    The event loop appends streams; the thread takes steps, and removes what has ended. ended: called there with the
+    item and the error, if there was one.
+    """
+
+    def __init__(self, ended: Callable[[Item, Exception | None], None]):
+        self.ended = ended
+        self.running: list[Item] = []
+        self.arrival = asyncio.Event()  # something to compute
+        self.in_batch = False
+        self.thread = 0
+
+    def step(self) -> None:
+        """Take a step of each stream; of those whose clients have left, none."""
+        for item in [*self.running]:
+            began, more, error = time.monotonic(), False, None
+            try:
+                more = not item.future.done() and item.payload.advance()
+            except Exception as raised:
+                error = raised
+            item.seconds += time.monotonic() - began
+            if not more:
+                item.payload.pieces = None  # frees its cache, in the thread to which an MLX array belongs
+                self.running.remove(item)
+                self.ended(item, error)
+
+    def run(self, wanted: Callable[[], bool]) -> None:
+        """Take steps until all streams have ended, or the thread is wanted."""
+        self.step()
+        while self.running and not wanted():
+            self.step()
+
+    def between(self, left: Callable[[], bool], task: Task, payloads: list[Any]) -> list[Any]:
+        """Compute a batch, and between its steps a step of each stream. left: whether nobody waits for the batch."""
+        self.thread = get_ident()
+
+        def stopped() -> bool:
+            if get_ident() == self.thread:  # a search may ask from other threads, too
+                self.step()
+            return left()
+
+        return task(payloads, stopped)
+
+
 class Batcher:
     """A queue and its threads. Call the methods from the event loop in which it was started.
 
     max_batch: most sentences of a batch (fewer with wide beams). max_wait: seconds in which the first item waits for
     neighbours while a thread is idle, as many sentences as were around when the last batch ended; so a single client
-    never waits. max_queue: most waiting sentences. workers: batches computed at the same time.
+    never waits. max_queue: most waiting sentences. workers: batches computed at the same time; each takes `max_batch`
+    streams besides.
     """
 
     def __init__(self, max_batch: int, max_wait: float, max_queue: int, workers: int = 1):
         self.max_batch, self.max_wait, self.max_queue, self.workers = max_batch, max_wait, max_queue, workers
         self._on_batch: Callable[[int, float], None] = lambda sentences, seconds: None
         self.share = math.ceil(LARGEST_SHARE * max_queue)  # sentences per client
-        self.turns = Turns()
+        self.turns, self.stream_turns = Turns(), Turns()
         self.batches: list[list[Item]] = []  # running
-        self.running = 0  # sentences in them
+        self.streams = [Streams(self._ended_in_thread) for _ in range(workers)]
+        self.running = 0  # sentences in batches and streams
         self.neighbours = 1  # sentences computed or waiting when the last batch ended
         self.rate = 0.0  # sentences a second, lately
-        self.ending = False
-        self.arrival = asyncio.Event()
+        self.ending = self.stopping = False
         self.collecting = asyncio.Lock()  # or two idle threads would wait for the same neighbours
         self.pool = LastingThreads(workers)
         self.tasks: list[asyncio.Task] = []
@@ -308,32 +375,37 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Sentences in the queue."""
-        return self.turns.size
+        return self.turns.size + self.stream_turns.size
 
     def report_to(self, on_batch: Callable[[int, float], None]) -> None:
         """Call `on_batch(sentences, seconds)` after each batch from now on."""
         self._on_batch = on_batch
 
     def start(self) -> None:
-        self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.workers)]
+        self.loop = asyncio.get_running_loop()
+        self.tasks = [asyncio.create_task(self._serve(streams)) for streams in self.streams]
 
     async def stop(self) -> None:
-        """Start no more batches, and wait for those running."""
+        """Start no more batches, and wait for those running; streams end."""
+        self.stopping = True
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for item in self.turns:
+        for item in [*self.turns, *self._all_streams()]:
             item.future.cancel()
         await asyncio.to_thread(self.pool.shutdown)
+
+    def _all_streams(self) -> list[Item]:
+        return [*self.stream_turns, *(item for streams in self.streams for item in streams.running)]
 
     def give_up(self) -> None:
         """End all waiting and running items with `EndingError`; running calls stop at their next step."""
         self.ending = True
-        items = [*self.turns, *(item for batch in self.batches for item in batch)]
+        items = [*self.turns, *(item for batch in self.batches for item in batch), *self._all_streams()]
         for item in items:
             if not item.future.done():
                 item.future.set_exception(EndingError())
-        self.turns.drop(items)
+        self._forget(items)
 
     def submit(
         self,
@@ -346,16 +418,50 @@ class Batcher:
     ) -> list[Item]:
         """Queue payloads of `size` sentences each, searched with `width` hypotheses. `OverloadError` if they don't all
         fit."""
-        total = size * len(payloads)
+        self._check_room(size * len(payloads), client)
+        items = self.turns.add(client, task, payloads, lengths, size, width)
+        for streams in self.streams:
+            streams.arrival.set()
+        return items
+
+    def stream(self, payloads: list[Stream], lengths: Sequence[int], size: int, client: Hashable) -> list[Item]:
+        """Queue streams; arguments and errors as for `submit`."""
+        self._check_room(size * len(payloads), client)
+        items = self.stream_turns.add(client, None, payloads, lengths, size, 1)
+        self._hand_out()
+        return items
+
+    def _check_room(self, total: int, client: Hashable) -> None:
         if self.ending:
             raise EndingError
         if self.waiting + total > self.max_queue:
             raise OverloadError(f"{self.waiting} sentences are waiting already", self.seconds_to_empty())
-        if self.turns.waiting(client) + total > self.share:
-            raise OverloadError(f"{self.turns.waiting(client)} of your sentences are waiting", self.seconds_to_empty())
-        items = self.turns.add(client, task, payloads, lengths, size, width)
-        self.arrival.set()
-        return items
+        own = self.turns.waiting(client) + self.stream_turns.waiting(client)
+        if own + total > self.share:
+            raise OverloadError(f"{own} of your sentences are waiting", self.seconds_to_empty())
+
+    def _hand_out(self) -> None:
+        """Give waiting streams to threads that have room, the clients in turn."""
+        while (first := self.stream_turns.first()) is not None:
+            streams = min(self.streams, key=lambda streams: (len(streams.running), streams.in_batch))
+            if len(streams.running) >= self.max_batch:
+                return
+            self.stream_turns.done(self.stream_turns.take(first, first.size))
+            self.running += first.size
+            streams.running.append(first)
+            streams.arrival.set()
+
+    def _ended_in_thread(self, item: Item, error: Exception | None) -> None:
+        self.loop.call_soon_threadsafe(self._ended, item, error)
+
+    def _ended(self, item: Item, error: Exception | None) -> None:
+        self._note([item], item.seconds)
+        if not item.future.done():
+            if error is None:
+                item.future.set_result(None)
+            else:
+                item.future.set_exception(error)
+        self._hand_out()
 
     async def results(self, items: list[Item]) -> list[Any]:
         """Await the results. If this is cancelled or an item fails, those not yet running are dropped."""
@@ -367,65 +473,85 @@ class Batcher:
     def drop(self, items: list[Item]) -> None:
         """Drop items of clients who have left: they leave the queue, and a running call stops once all of its items are
         dropped."""
-        self.turns.drop(items)
+        self._forget(items)
         for item in items:
             if not item.future.cancel() and not item.future.cancelled():
                 item.future.exception()  # or asyncio would log it as never retrieved
 
+    def _forget(self, items: list[Item]) -> None:
+        self.turns.drop([item for item in items if not isinstance(item.payload, Stream)])
+        self.stream_turns.drop([item for item in items if isinstance(item.payload, Stream)])
+
     def seconds_to_empty(self) -> int:
         return min(60, max(1, round(self.waiting / self.rate))) if self.rate else 1
 
-    async def _serve(self) -> None:
+    async def _serve(self, streams: Streams) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            streams.arrival.clear()
+            # With streams to write, a thread leaves the next batch to one that waits for its neighbours.
+            if streams.running and (not self.turns.size or self.collecting.locked()):
+                await loop.run_in_executor(self.pool, streams.run, lambda: self.turns.size > 0 or self.stopping)
+                continue
+            if not self.turns.size:
+                await streams.arrival.wait()
+                continue
             async with self.collecting:
-                batch = await self._collect()
-            sentences, began = sum(item.size for item in batch), time.monotonic()
-            self.running += sentences
+                batch = await self._collect(streams)
+            if not batch:
+                continue
+            began = time.monotonic()
+            self.running += sum(item.size for item in batch)
             self.batches.append(batch)
+            streams.in_batch = True
             try:
-                await self._compute(batch)
+                await self._compute(batch, streams)
             finally:
+                streams.in_batch = False
                 self.turns.done(batch)
                 self.batches.remove(batch)
-                self.neighbours = self.running + self.waiting
-                self.running -= sentences
-            seconds = time.monotonic() - began
-            if not all(item.future.cancelled() for item in batch):  # running mean of about five batches
-                self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
-            self._on_batch(sentences, seconds)
+                self._note(batch, time.monotonic() - began)
 
-    async def _collect(self) -> list[Item]:
-        """Take the next batch once it is full or its first item has waited long enough."""
+    def _note(self, items: list[Item], seconds: float) -> None:
+        """Note the end of what was computed together."""
+        sentences = sum(item.size for item in items)
+        self.neighbours = self.running + self.waiting
+        self.running -= sentences
+        if not all(item.future.cancelled() for item in items):  # running mean of about five batches
+            self.rate += 0.2 * (sentences * self.workers / max(seconds, 1e-6) - self.rate)
+        self._on_batch(sentences, seconds)
+
+    async def _collect(self, streams: Streams) -> list[Item]:
+        """Take the next batch once it is full or its first item has waited long enough; [] if nothing waits."""
         while True:
-            self.arrival.clear()
-            first = self.turns.first()
-            if first is None:
-                await self.arrival.wait()
-                continue
-            left = first.arrived + self.max_wait - time.monotonic()
+            streams.arrival.clear()
+            if (first := self.turns.first()) is None:
+                return []
+            left = 0 if streams.running else first.arrived + self.max_wait - time.monotonic()
             limit = max(1, min(self.max_batch, WIDE * self.max_batch // first.request.width))
             room = min(limit, self.neighbours - self.running)
             if left > 0 and self.turns.like(first.request.task) < room:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.arrival.wait(), left)
+                    await asyncio.wait_for(streams.arrival.wait(), left)
                 continue
             return self.turns.take(first, limit)
 
-    async def _compute(self, batch: list[Item]) -> None:
+    async def _compute(self, batch: list[Item], streams: Streams) -> None:
         """Run a batch and hand out its results. If it fails, each item is run by itself: a bad item spoils no other."""
         loop, task = asyncio.get_running_loop(), batch[0].request.task
 
-        def stopped() -> bool:  # called in the thread, which only looks at the futures
+        def left() -> bool:  # called in the thread, which only looks at the futures
             return all(item.future.done() for item in batch)
 
-        if stopped():
+        if left() or task is None:
             return
         try:
-            results = await loop.run_in_executor(self.pool, task, [item.payload for item in batch], stopped)
+            payloads = [item.payload for item in batch]
+            results = await loop.run_in_executor(self.pool, streams.between, left, task, payloads)
         except Exception as error:
             if len(batch) > 1:
                 for item in batch:
-                    await self._compute([item])
+                    await self._compute([item], streams)
             elif not batch[0].future.done():
                 batch[0].future.set_exception(error)
             return
@@ -434,22 +560,7 @@ class Batcher:
                 item.future.set_result(result)
 
 
-# Streams.
-@dataclass(eq=False)
-class StreamTask:
-    """Computes a stream of text and gives away each piece; never shared, since no two compare equal."""
-
-    give: Callable[[tuple[int, str]], Any]
-
-    def __call__(self, payloads: list[Any], stopped: Callable[[], bool]) -> list[None]:
-        for i, begin in payloads:
-            for piece in begin():  # in this thread: an MLX stream belongs to its thread
-                if stopped():
-                    raise Stopped
-                self.give((i, piece))
-        return [None] * len(payloads)
-
-
+# Pieces.
 async def streamed(
     batcher: Batcher,
     begins: Sequence[Callable[[], Iterator[str]]],
@@ -465,11 +576,14 @@ async def streamed(
     lengths, size: as in `Batcher.submit`. done: called after the last piece.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, str | None]]()
-    items = []
-    for i, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-        task = StreamTask(partial(loop.call_soon_threadsafe, queue.put_nowait))
-        items += batcher.submit(task, [(i, begin)], [length], size, client)
-        items[-1].future.add_done_callback(lambda _, i=i: queue.put_nowait((i, None)))
+
+    def giving(i: int) -> Callable[[str], Any]:
+        return lambda piece: loop.call_soon_threadsafe(queue.put_nowait, (i, piece))
+
+    streams = [Stream(begin, giving(i)) for i, begin in enumerate(begins)]
+    items = batcher.stream(streams, lengths, size, client)
+    for i, item in enumerate(items):
+        item.future.add_done_callback(lambda _, i=i: queue.put_nowait((i, None)))
     try:
         first = await queue.get()
         if first[1] is None:

@@ -16,7 +16,7 @@ from waiting import PATIENCE, until
 from export import OnnxTransformer, export_onnx
 from export.serve.app import App
 from export.serve.batching import PASSED, Batcher, EndingError, OverloadError, Turns
-from export.serve.calls import ENDING
+from export.serve.calls import ENDING, event
 from mlx_transformer.decoding.steps import Stopped
 from mlx_transformer.system.errors import UserError
 
@@ -71,26 +71,20 @@ def test_full_queue_and_disconnect(text_model):
     with client(held, max_batch=2, max_queue=5) as (http_, app), ThreadPoolExecutor(8) as pool:
         first = pool.submit(http_.post, "/translate", json={"text": ["x", "one"]})
         until(lambda: app.batcher.running == 2)
-        second = pool.submit(http_.post, "/translate", json={"text": ["x", "two", "three"]})
-        until(lambda: app.batcher.waiting == 3)
+        second = pool.submit(http_.post, "/translate", json={"text": ["x", "two", "three", "one"]})
+        until(lambda: app.batcher.waiting == 4)
         for path in ("/translate", "/translate/stream"):
-            size = 2 if path == "/translate" else 1
-            body = {"text": ["x"] * size if size > 1 else "x"}
-            if size == 1:  # one place is left, and a stream takes it
-                third = pool.submit(http_.post, path, json=body)
-                until(lambda: app.batcher.waiting == 4)
-            answer = http_.post(path, json=body)
+            answer = http_.post(path, json={"text": "x"})
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             assert "try again" in answer.json()["error"]
         assert http_.get("/health").json() == {"status": "ready", "waiting": 4, "running": 2}
         held.go.set()
         assert first.result().json()["translations"] == text_model.translate(["x", "one"])
-        assert second.result().json()["translations"] == text_model.translate(["x", "two", "three"])
-        assert third.result().status_code == 200
+        assert second.result().json()["translations"] == text_model.translate(["x", "two", "three", "one"])
         assert http_.get("/health").json() == {"status": "ready", "waiting": 0, "running": 0}
     assert held.calls[0] == 2
-    assert held.calls.count("x") == 1
+    assert "x" not in held.calls
     assert max(c for c in held.calls if isinstance(c, int)) == 2, "max_batch"
 
 
@@ -106,7 +100,7 @@ def test_who_leaves_is_never_computed(text_model):
             while not app.batcher.running:
                 await asyncio.sleep(0.005)
             gone = asyncio.Event()
-            leaving = [asyncio.create_task(call(app.asgi, p, {"text": "one"}, gone)) for p in ("/translate", STREAM)]
+            leaving = [asyncio.create_task(call(app.asgi, "/translate", {"text": "one"}, gone)) for _ in range(2)]
             while app.batcher.waiting != 2:
                 await asyncio.sleep(0.005)
             gone.set()
@@ -355,7 +349,7 @@ class Endless(Held):
         raise AssertionError("nobody left")
 
     def stream(self, line, **options):
-        while not self.go.is_set():
+        while not self.go.wait(0.005):
             yield "."
 
 
@@ -422,18 +416,57 @@ def test_who_waits_is_told_of_the_end(text_model):
     async def play(app):
         running = asyncio.create_task(call(app.asgi, "/translate", {"text": "x"}))
         await becomes(lambda: app.batcher.running == 1)
-        waiting = [asyncio.create_task(call(app.asgi, path, {"text": "one"})) for path in ("/translate", STREAM)]
-        await becomes(lambda: app.batcher.waiting == 2)
+        paths = ("/translate", STREAM, STREAM)
+        others = [asyncio.create_task(call(app.asgi, path, {"text": "one"})) for path in paths]
+        await becomes(lambda: (app.batcher.waiting, app.batcher.running) == (2, 2))
         app.batcher.give_up()
         told = json.dumps({"error": ENDING}, separators=(",", ":")).encode()
         assert await running == (503, told)
-        assert [await answer for answer in waiting] == [(503, told)] * 2
+        for answer in others:  # a stream that has begun ends with the error
+            status, body = await answer
+            assert (status, body) == (503, told) or body.endswith(event({"error": ENDING}, "error").encode())
         assert await call(app.asgi, "/translate", {"text": "x"}) == (503, told)
         await becomes(endless.ended.is_set)
         with pytest.raises(EndingError):
             app.batcher.submit(Calls(), "x", [1])
 
-    scene_of(endless, play)
+    scene_of(endless, play, max_batch=1)
+
+
+def test_streams_and_batches_wait_for_no_end_but_of_their_kind(text_model):
+    """With one thread: a stream runs beside another and beside a batch that don't end, and a batch beside a stream; but
+    no more streams than max_batch."""
+    endless = Endless(text_model)
+
+    class Mixed(Endless):
+        def stream(self, line, **options):
+            return endless.stream(line) if line == "two" else self.model.stream(line, **options)
+
+    mixed, gone = Mixed(text_model), [asyncio.Event() for _ in range(3)]
+    whole = event({"text": text_model.translate("one")}, "done").encode()
+
+    async def play(app):
+        ask = lambda path, text, gone=None: call(app.asgi, path, {"text": text}, gone)  # noqa: E731
+        first = asyncio.create_task(ask(STREAM, "two", gone[0]))
+        await becomes(lambda: app.batcher.running == 1)
+        assert (await ask(STREAM, "one"))[1].endswith(whole)
+        batch = asyncio.create_task(ask("/translate", "one"))
+        await becomes(lambda: mixed.calls == [1])
+        assert (await ask(STREAM, "one"))[1].endswith(whole)
+        mixed.go.set()
+        assert json.loads((await batch)[1]) == {"translations": [text_model.translate("one")]}
+        second = asyncio.create_task(ask(STREAM, "two", gone[1]))
+        await becomes(lambda: app.batcher.running == 2)
+        third = asyncio.create_task(ask(STREAM, "one"))
+        await becomes(lambda: app.batcher.waiting == 1)
+        gone[0].set()
+        await first
+        assert (await third)[1].endswith(whole)
+        gone[1].set()
+        await second
+        await becomes(lambda: app.batcher.running == 0)
+
+    scene_of(mixed, play, max_batch=2)
 
 
 def test_sampled_sentences_share_batches(text_model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +124,33 @@ def test_a_stream_is_what_the_whole_is(shared, prompt):
         assert {part["usage"] for part in parts} == {None}
         assert len({part["id"] for part in [*parts, last]}) == 1
         assert "usage" not in events(shared.post(COMPLETIONS, json={**body, "stream": True}))[0]
+
+
+def test_streams_side_by_side_are_those_alone(shared):
+    """More of them than a thread takes at once, among whole answers; each ends with its own count."""
+    bodies = [
+        {"model": "stories", "prompt": PROMPTS[i % 4], "max_tokens": 5 + i, "seed": i, "n": 1 + i % 2, **more}
+        for i in range(12)
+        for more in ({"temperature": 0}, {"presence_penalty": 1})
+    ]
+    alone = [shared.post(COMPLETIONS, json=body).json() for body in bodies]
+
+    def ask(body):
+        told = {"stream": True, "stream_options": {"include_usage": True}} if body["seed"] % 3 else {}
+        return shared.post(COMPLETIONS, json={**body, **told})
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = [*pool.map(ask, bodies)]
+    for body, answer, expected in zip(bodies, answers, alone, strict=True):
+        if body["seed"] % 3 == 0:
+            assert answer.json()["choices"] == expected["choices"]
+            continue
+        *parts, last = events(answer)
+        texts = ["" for _ in range(body["n"])]
+        for part in parts:
+            texts[part["choices"][0]["index"]] += part["choices"][0]["text"]
+        assert texts == [choice["text"] for choice in expected["choices"]]
+        assert last["usage"] == expected["usage"]
 
 
 def test_models(shared):
