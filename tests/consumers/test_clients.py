@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE, PYTHON
+from chat_models import write_chat_model
 from imports import ROOT
 from small_models import DECODER, write_text_model
 from waiting import PATIENCE
@@ -31,6 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "en-de": write_text_model(tmp_path_factory.mktemp("translator")) / "onnx",
         "stories": write_text_model(tmp_path_factory.mktemp("decoder"), **DECODER) / "onnx",
         "mini": _encoder(tmp_path_factory.mktemp("encoder")),
+        "chat": write_chat_model(tmp_path_factory.mktemp("chat"), "qwen2") / "onnx",
     }
 
 
@@ -78,13 +80,31 @@ def said(port: int, models: dict[str, Path]) -> dict[str, Any]:
 
 def test_openai(said: dict[str, Any], models: dict[str, Path]) -> None:
     found, model = said["openai"], OnnxTransformer(models["stories"], threads=1)
-    assert (found["models"], found["model"]) == (["en-de", "stories", "mini"], "stories")
+    assert (found["models"], found["model"]) == (["en-de", "stories", "mini", "chat"], "stories")
     whole = model.complete("one two", max_new_tokens=12)
     assert found["text"] == found["streamed"] == whole
     assert found["usage"] == found["stream usage"]
     assert found["reason"] == ("length" if found["usage"] == 12 else "stop")
     drawn = {"sample": True, "seed": 5, "top_p": 0.9, "max_new_tokens": 12}
     assert found["drawn"] == model.complete(["one two"] * 2, **drawn)
+
+
+def test_openai_chats(said: dict[str, Any], models: dict[str, Path]) -> None:
+    found, model = said["openai"]["chat"], OnnxTransformer(models["chat"], threads=1)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
+    ids = model.chat_ids(messages)
+    [new] = model.generate([ids], max_new_tokens=9)
+    whole = model.chat(messages, max_new_tokens=9)
+    assert found["text"] == found["streamed"] == found["final"] == whole
+    assert found["usage"] == found["stream usage"] == [len(ids), len(new)]
+    assert found["reason"] == ("length" if len(new) == 9 else "stop")
+    assert found["logprobs"] == pytest.approx(model.log_probabilities([ids], [new])[0].tolist(), abs=1e-5)
+    assert "".join(first for first, _ in found["likeliest"]) == whole
+    options = {"sample": True, "seed": 5, "top_p": 0.9, "presence_penalty": 1, "max_new_tokens": 9}
+    assert model.tokenizer is not None
+    assert found["drawn"] == [model.tokenizer.decode(ids) for ids in model.generate([ids] * 2, **options)]
+    assert found["extra"] == model.chat(messages, repetition_penalty=1.5, max_new_tokens=9)
+    assert "response_format: this server doesn't have it" in found["refused"]
 
 
 def test_openai_gets_vectors(said: dict[str, Any], models: dict[str, Path]) -> None:
@@ -152,3 +172,8 @@ def test_curl(port: int, models: dict[str, Path]) -> None:
     found = curl("/v1/completions", *json_type, *key, "-d", json.dumps(body))
     assert found["choices"][0]["text"] == writer.complete("one two", max_new_tokens=7)
     assert curl("/v1/models", *key)["object"] == "list"
+    hello = [{"role": "user", "content": "Hello!"}]
+    body = {"model": "chat", "messages": hello, "max_tokens": 7, "temperature": 0}
+    found = curl("/v1/chat/completions", *json_type, *key, "-d", json.dumps(body))
+    answer = OnnxTransformer(models["chat"], threads=1).chat(hello, max_new_tokens=7)
+    assert found["choices"][0]["message"]["content"] == answer

@@ -19,6 +19,37 @@ ASKED = {"model": "stories", "prompt": "one two", "max_tokens": 12, "temperature
 TEXT = "one two\n\ngrößer & 東京"
 
 
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
+CHAT = {"model": "chat", "messages": MESSAGES, "max_completion_tokens": 9, "temperature": 0}
+
+
+def with_chat(client):
+    whole = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2)
+    drawn = client.chat.completions.create(**{**CHAT, "temperature": 1.0}, seed=5, top_p=0.9, n=2, presence_penalty=1)
+    extra = client.chat.completions.create(**CHAT, extra_body={"min_p": 0.1, "repetition_penalty": 1.5})
+    parts = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
+    with client.chat.completions.stream(**CHAT) as stream:
+        stream.until_done()
+        final = stream.current_completion_snapshot
+    try:
+        client.chat.completions.create(**CHAT, response_format={"type": "json_object"})
+    except openai.BadRequestError as error:
+        refused = error.body["message"]
+    return {
+        "text": whole.choices[0].message.content,
+        "reason": whole.choices[0].finish_reason,
+        "usage": [whole.usage.prompt_tokens, whole.usage.completion_tokens],
+        "logprobs": [each.logprob for each in whole.choices[0].logprobs.content],
+        "likeliest": [[top.token for top in each.top_logprobs] for each in whole.choices[0].logprobs.content],
+        "drawn": [choice.message.content for choice in drawn.choices],
+        "extra": extra.choices[0].message.content,
+        "streamed": "".join(choice.delta.content or "" for part in parts for choice in part.choices),
+        "stream usage": [parts[-1].usage.prompt_tokens, parts[-1].usage.completion_tokens],
+        "final": final.choices[0].message.content,
+        "refused": refused,
+    }
+
+
 def with_openai():
     client = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY, max_retries=0)
     whole = client.completions.create(**ASKED)
@@ -36,7 +67,7 @@ def with_openai():
     for name, wrong in (
         ("other model", lambda: client.completions.create(**{**ASKED, "model": "gpt"})),
         ("wrong value", lambda: client.completions.create(**{**ASKED, "top_p": 3})),
-        ("not done", lambda: client.completions.create(**ASKED, logprobs=3)),
+        ("not done", lambda: client.completions.create(**ASKED, echo=True)),
         ("key", lambda: openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="no", max_retries=0).models.list()),
         ("model", lambda: client.models.retrieve("gpt")),
     ):
@@ -62,6 +93,7 @@ def with_openai():
             "tokens": vectors.usage.total_tokens,
         },
         "errors": errors,
+        "chat": with_chat(client),
     }
 
 

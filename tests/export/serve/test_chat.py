@@ -7,18 +7,14 @@ import math
 from datetime import date
 
 import pytest
-from chat_templates import CONVERSATIONS, INJECTED, TEMPLATES, TOKENS
-from makers_tokenizers import makers_json
-from random_models import random_weights
+from chat_models import write_chat_model
+from chat_templates import CONVERSATIONS, INJECTED
 from serving import client
 
-from export import OnnxTransformer, export_onnx
+from export import OnnxTransformer
 from export.serve.models import Named
 from export.settings import ServeSettings
 from mlx_transformer import load
-from mlx_transformer.convert import import_huggingface, to_huggingface
-from mlx_transformer.core.checkpoint import save_checkpoint
-from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 pytest.importorskip("jinja2")
@@ -26,31 +22,11 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DATE = "2026-01-31"
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
 GREEDY = {"model": "chat", "messages": HELLO, "temperature": 0, "max_tokens": 9}
-SIZES = dict(architecture="decoder", encoder_layers=0, norm="rmsnorm", norm_placement="pre", positions="rotary")
-SIZES |= dict(gated=True, scale_embeddings=False, attention_bias=False, feed_forward_bias=False, activation="silu")
-SIZES |= dict(tie_embeddings="target-output", d_model=16, heads=2, d_ff=24, decoder_layers=1, dropout=0.0)
-
-
-def written(folder, kind, template, seed=3):
-    """A decoder with a maker's vocabulary and this template: FOLDER/model, and FOLDER/onnx. -> FOLDER"""
-    text = makers_json(kind)
-    ids = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"]}
-    first, last = next(iter(ids.values())), ids[TOKENS[kind]["eos_token"]]
-    size = max(*ids.values(), *json.loads(text)["model"]["vocab"].values()) + 1
-    sizes = {"vocab_size": size, "source_vocab_size": size, "max_positions": 450}
-    config = TransformerConfig(**SIZES, **sizes, pad_id=first, bos_id=first, eos_id=last)
-    save_checkpoint(folder / "bare", config, random_weights(config, seed), text)
-    to_huggingface(folder / "bare", folder / "theirs", family="llama")
-    file = folder / "theirs" / "tokenizer_config.json"
-    file.write_text(json.dumps({**TOKENS[kind], **({"chat_template": template} if template else {})}))
-    import_huggingface(folder / "theirs", folder / "model")
-    export_onnx(folder / "model", folder / "onnx")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("chat"), "qwen2", TEMPLATES["qwen2"])
+    return write_chat_model(tmp_path_factory.mktemp("chat"), "qwen2")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +36,7 @@ def model(folder):
 
 @pytest.fixture(scope="module")
 def shared(model, tmp_path_factory):
-    dated = written(tmp_path_factory.mktemp("dated"), "llama3", TEMPLATES["llama3"], 4)
+    dated = write_chat_model(tmp_path_factory.mktemp("dated"), "llama3", seed=4)
     models = [model, OnnxTransformer(dated / "onnx", threads=1)]
     named = dict(zip(Named.of(["chat=a", "dated=b"]), models, strict=True))
     with client(named, ServeSettings(date=DATE)) as (http_, _):
@@ -284,7 +260,7 @@ def test_a_checkpoint_answers_alike(folder, model):
 
 
 def test_a_model_without_a_template(folder, tmp_path):
-    bare = written(tmp_path, "qwen2", "")
+    bare = write_chat_model(tmp_path, "qwen2", template="")
     with client({Named.of(["chat=a"])[0]: OnnxTransformer(bare / "onnx", threads=1)}) as (http_, _):
         answer = http_.post(CHAT, json=GREEDY)
         assert answer.status_code == 400
