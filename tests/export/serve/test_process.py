@@ -137,7 +137,7 @@ def test_told_again_it_gives_up(folder, tmp_path, number, status):
             asked = [pool.submit(post, port, "/translate", {"text": "x"})]
             until(lambda: json.loads(post(port, "/health")[1])["running"] == 1)
             asked += [pool.submit(post, port, path, {"text": "one"}) for path in ("/translate", STREAM)]
-            until(lambda: json.loads(post(port, "/health")[1])["waiting"] == 2)
+            until(lambda: [json.loads(post(port, "/health")[1])[name] for name in ("running", "waiting")] == [2, 1])
             process.send_signal(number)
             until(lambda: refused(port))
             assert not any(answer.done() for answer in asked)
