@@ -37,7 +37,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Use": {
         "translate": ("text:translate", "Translate text: one line in, one line out."),
         "evaluate": ("text:evaluate", "Score a model on text with references: BLEU, chrF, TER and others."),
-        "score": ("text:score", "Print the log-probabilities of given translations."),
+        "score": ("text:score", "Print log-probabilities of given translations or texts."),
         "generate": ("text:generate", "Continue a prompt with a decoder."),
         "chat": ("text:chat", "Talk with a decoder, by its chat template."),
         "fill": ("text:fill", "Guess masked words with an encoder."),

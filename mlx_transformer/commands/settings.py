@@ -41,7 +41,14 @@ Model = Annotated[
     Path,
     Argument(help="A checkpoint, a run's folder, an ONNX folder, or a file from `export --search`.", check=check_there),
 ]
-Folder = Annotated[Path, Argument(help="A checkpoint, a run's folder, or an ONNX folder.", check=check_there)]
+Folder = Annotated[
+    Path,
+    Argument(
+        help="A checkpoint, a run's folder, an ONNX folder, or a published model: a folder, a name on the Hub, or a "
+        "GGUF file.",
+        check=check_there,
+    ),
+]
 Embedding = Annotated[
     Path,
     Argument(

@@ -486,8 +486,8 @@ def score(
     settings: Annotated[PairSettings, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Print log-probabilities of given translations: for each line the sum, a tab, and the log-probability of each
-    token."""
+    """Print log-probabilities of given translations, or with a decoder of what follows a prompt: for each line the sum,
+    a tab, and the log-probability of each token."""
     from mlx_transformer.generation.files import score_lines
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines

@@ -257,8 +257,8 @@ class TextVerbs:
         """
         from .likelihood import log_probabilities
 
-        if self.generation.get(LANGUAGES):
-            named = {name: options.pop(name, None) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE)}
+        named = {name: options.pop(name, None) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE)}
+        if self.generation.get(LANGUAGES) or any(code is not None for code in named.values()):
             ids, chosen = self._with_languages(ids, named)
             begun = resolved(self.generation, chosen)
             options |= {name: begun[name] for name in ("start_id", "forced_first") if name in begun}

@@ -123,6 +123,9 @@ def test_text_is_scored_and_continued(models, folder, tmp_path, capsys):
         assert found["text"] == tokenizer.decode(ids)
     with pytest.raises(UserError, match="pair 1: its text has no token that follows"):
         models[0].score("a", "")
+    for name in ("source_language", "target_language"):
+        with pytest.raises(UserError, match="language 'de': the model has no tokens of languages; leave it out"):
+            models[0].score("a", "b", **{name: "de"})
     for name in ("ours", "onnx"):
         main(
             ["score", str(folder / name), "--source", str(tmp_path / "prompts"), "--reference", str(tmp_path / "texts")]
