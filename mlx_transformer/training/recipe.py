@@ -126,7 +126,10 @@ def _label_problems(d: DataOptions, t: TrainingOptions) -> Iterator[str]:
 def _translation_problems(d: DataOptions) -> Iterator[str]:
     """List the problems of parallel text."""
     if d.text is not None or d.valid_text is not None:
-        yield "text is what a language-model, masked-language-model or denoising is trained on: set objective"
+        yield (
+            "text is what a language-model, masked-language-model or denoising is trained on: set objective, e.g. "
+            "--objective language-model"
+        )
         return
     places = [d.corpus is not None, d.source is not None or d.target is not None, d.pairs is not None, bool(d.corpora)]
     if sum(places) != 1:

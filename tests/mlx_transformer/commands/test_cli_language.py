@@ -116,10 +116,7 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
         (["generate", "text.txt", "x"], "is a file; give a checkpoint folder or an ONNX folder"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
-        (
-            ["to-huggingface", "decoder", "OUT"],
-            "is a decoder alone, and no family that is written here has such models",
-        ),
+        (["to-huggingface", "decoder", "OUT"], "GPT-2 has no such model: positions='sinusoidal', GPT-2 has 'learned'"),
         (["to-marian", "decoder", "OUT"], "is a decoder alone, and Marian's files hold an encoder with a decoder"),
         (["to-marian", "encoder", "OUT"], "is an encoder alone, and Marian's files hold an encoder with a decoder"),
         (["evaluate", "encoder", "--text", "text.txt"], "a text's perplexity needs a decoder"),

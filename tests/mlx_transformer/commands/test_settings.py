@@ -37,7 +37,7 @@ from mlx_transformer.commands.settings import (
     TranslatingSettings,
     with_settings,
 )
-from mlx_transformer.commands.text import OtherText, ParallelFiles, VectorFiles
+from mlx_transformer.commands.text import ChatSettings, OtherText, ParallelFiles, VectorFiles
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.decoding.options import PENALTY_OFFSETS, Options, PenaltyForm
@@ -45,6 +45,7 @@ from mlx_transformer.generation.text_options import (
     AnswerOptions,
     ClassifyOptions,
     EmbedOptions,
+    PairSettings,
     RerankOptions,
     TextSettings,
 )
@@ -56,7 +57,7 @@ OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
     *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText, ParallelFiles),
-    *(LineFiles, VectorFiles),
+    *(LineFiles, VectorFiles, ChatSettings, PairSettings),
 )
 
 
