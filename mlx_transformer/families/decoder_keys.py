@@ -317,7 +317,7 @@ class Divisors:
 
     def write(self, config: Any) -> Values:
         scales = [layer.attention_scale for layer in config.layers("decoder")]
-        numbered = scales[0] is not None and scales == [scales[0] / (i + 1) for i in range(len(scales))]
+        numbered = None not in scales and scales == [scales[0] / (i + 1) for i in range(len(scales))]
         rooted = config.attention_scale is None
         return dict(zip(self.defaults, (rooted, numbered and (rooted or len(scales) > 1)), strict=True))
 
