@@ -20,6 +20,10 @@ FIELDS = {
         *("model", "prompt", "max_tokens", "n", "best_of", "stop", "stream", "stream_options", "logprobs", "echo"),
         *("logit_bias", "presence_penalty", "suffix", "temperature", "top_p", "top_k", "seed", "user"),
     ],
+    "/v1/chat/completions": [
+        *("model", "messages", "max_completion_tokens", "n", "stop", "stream", "stream_options", "logprobs", "seed"),
+        *("top_logprobs", "tools", "tool_choice", "response_format", "chat_template_kwargs", "min_p", "metadata"),
+    ],
     "/v1/embeddings": ["model", "input", "encoding_format", "dimensions", "prompt", "prompt_name", "user"],
     "/rerank": ["model", "query", "documents", "texts", "top_n", "return_documents", "raw_scores", "truncate"],
     "/predict": ["model", "inputs", "raw_scores", "truncate"],
@@ -32,6 +36,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "one", "documents": ["one two", "three"]},
     "/predict": {"inputs": "one two"},
     "/v1/completions": {"model": "stories", "prompt": "one two", "temperature": 0},
+    "/v1/chat/completions": {"model": "stories", "messages": [{"role": "user", "content": "one"}], "temperature": 0},
 }
 
 
