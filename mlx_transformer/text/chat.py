@@ -144,6 +144,8 @@ def _rendered(
     begin_answer: bool,
     protect: Callable[[str], str],
 ) -> str:
+    if isinstance(messages, (str, Mapping)):
+        raise UserError(f'{messages!r:.60} is no list of messages: give [{{"role": "user", "content": "..."}}]')
     plain = [_without_none(message) for message in _plain(list(messages), protect)]
     source = chat.chosen(options.template, bool(options.tools))
     end = ""
