@@ -124,6 +124,8 @@ class Tokenizer:
         self._published = of_pieces or bool(roles) or self.is_makers
         self._read_added(roles)
         if self.is_makers:
+            if not self._backend.get_vocab():
+                raise UserError(f"{origin}: holds no tokens; take it from its maker")
             self._exact = None
             self.pad_id = self.bos_id = self.eos_id = -1
             unknown = self._specification["model"].get("unk_token")
@@ -463,7 +465,7 @@ class Tokenizer:
         takes the ids of pad, bos and eos from it."""
         if self.is_makers:
             if config.architecture != "decoder" and config.head.kind != "hidden":  # of text vectors
-                raise UserError(f"{where}: its tokenizer.json is a published decoder's, not an {config.architecture}'s")
+                raise UserError(f"{where}/tokenizer.json: is a published decoder's, not an {config.architecture}'s")
             self.pad_id, self.bos_id, self.eos_id = config.pad_id, config.bos_id, config.eos_id
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
         if self.separate:

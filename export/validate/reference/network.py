@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from mlx_transformer.core.config import RELATIVE, SINUSOIDS, TransformerConfig
+from mlx_transformer.core.config import RELATIVE, SINUSOIDS, Stack, TransformerConfig
 from mlx_transformer.core.parameters import (
     TOKEN_TYPES,
     check_parameters,
@@ -366,7 +366,7 @@ class Reference:
         distance = np.arange(keys) - np.arange(keys - queries, keys)[:, None]
         own = f".layers.{layer}" if c.positions == "relative_layers" else ""
         table = self.weights[f"{stack}.positions{own}.weight"]
-        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=c.is_causal(stack))
+        row = bucket(distance, c.relative_buckets, c.relative_distance, causal=c.is_causal(cast(Stack, stack)))
         return table[row].transpose(2, 0, 1)
 
     def _heads(self, name: str, x: Array, heads: int, positions: Array | None, observe: Observe) -> Array:
