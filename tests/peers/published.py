@@ -21,6 +21,16 @@ SECONDS = 600
 LINES = (HERE / "lines.en").read_text(encoding="utf-8").splitlines()
 
 
+@cache
+def installed(package: str) -> Path:
+    """The folder of a package in the peers' environment."""
+    if not PYTHON:
+        raise RuntimeError("run make test-peers, which installs the peers")
+    told = f"import importlib.util; print(importlib.util.find_spec('{package}').submodule_search_locations[0])"
+    done = subprocess.run([PYTHON, "-c", told], capture_output=True, text=True, timeout=SECONDS, check=True)
+    return Path(done.stdout.strip())
+
+
 @dataclass(frozen=True)
 class Published:
     """The files of one model."""

