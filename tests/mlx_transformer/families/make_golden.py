@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
@@ -35,16 +36,16 @@ COUNT_TOKENS = ("t5", "mt5", "umt5", "m2m_100")
 FIVE = transformers.__version__.startswith("5.")
 
 
-def make(folder: Path, config: dict) -> None:
-    """The first random model whose rows hold several tokens and end here and there."""
-    for seed in range(1000):
+def first_model(config: dict, random_model: Callable, answers: Callable, seeds: int = 1000) -> tuple:
+    """The first random model whose rows hold several tokens and end here and there, or the last; and its answers."""
+    for seed in range(seeds):
         model = random_model(config, seed)
         found = answers(model, config)
         ended = (found["tokens"] == config["eos_token_id"]).any(axis=1)
         several = len(np.unique(found["tokens"])) >= 8 and not np.array_equal(found["tokens"], found["beams"])
         if several and ended.any() and not ended.all():
             break
-    save(folder, model, found)
+    return model, found
 
 
 def save(folder: Path, model, found: dict[str, np.ndarray]) -> None:
@@ -114,4 +115,5 @@ if __name__ == "__main__":
                 model.model.encoder.embed_tokens = model.model.decoder.embed_tokens = model.model.shared
             save(out / name, model, answers(model, MODELS[name]))
         else:
-            make(out / name, {**MODELS, **MODELS_OF_4, **MODELS_OF_5}[name])
+            config = {**MODELS, **MODELS_OF_4, **MODELS_OF_5}[name]
+            save(out / name, *first_model(config, random_model, answers))

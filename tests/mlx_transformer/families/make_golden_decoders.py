@@ -26,24 +26,15 @@ import numpy as np
 import torch
 import transformers
 from golden_decoder_models import MODELS
+from make_golden import END, SEARCHES, first_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 LENGTHS, NEW = (16, 5, 1), 10
-SEARCHES = {"tokens": dict(num_beams=1), "beams": dict(num_beams=4, early_stopping=True, length_penalty=1.0)}
-END = 2.0
-"""What the classifier's row of the end is multiplied by, so that rows end at several lengths."""
 OUT = Path(__file__).parent / "golden_decoders"
 
 
 def make(folder: Path, config: dict) -> None:
-    """The first random model whose rows hold several tokens and end here and there."""
-    for seed in range(100):
-        model = random_model(config, seed)
-        found = answers(model, config)
-        ended = (found["tokens"] == config["eos_token_id"]).any(axis=1)
-        several = len(np.unique(found["tokens"])) >= 8 and not np.array_equal(found["tokens"], found["beams"])
-        if several and ended.any() and not ended.all():
-            break
+    model, found = first_model(config, random_model, answers, seeds=100)
     model.float().save_pretrained(folder, safe_serialization=True)
     (folder / "model.safetensors").chmod(0o644)
     np.savez_compressed(folder / "answers.npz", **found)
