@@ -148,79 +148,24 @@ def test_every_room_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("mlx_transformer.core.config", "import mlx.core as mx"),
         ("mlx_transformer.core.config", "from mlx import core"),
-        ("mlx_transformer.core.config", "def f():\n    import onnx"),
-        ("mlx_transformer.core.config", "from ..data import corpus"),
-        ("mlx_transformer.core.config", "from .. import load"),
-        ("mlx_transformer.core.__init__", "from ..nn.model import Transformer"),
-        ("mlx_transformer.system.files", "from ..core import config"),
-        ("mlx_transformer.data.batches", "import mlx.nn"),
-        ("mlx_transformer.data.batches", "import onnxruntime"),
-        ("mlx_transformer.decoding.beam", "import mlx.core as mx"),
-        ("mlx_transformer.decoding.beam", "def f():\n    from ..runtime.decoding import generate"),
-        ("mlx_transformer.decoding.beam", "from ..nn import model"),
-        ("mlx_transformer.report.comparing", "def f():\n    from export import OnnxTransformer"),
-        ("mlx_transformer.runtime.decoding", "import onnxruntime"),
-        ("mlx_transformer.runtime.decoding", "from mlx_transformer.training import step"),
-        ("mlx_transformer.nn.model", "import onnx"),
-        ("mlx_transformer.nn.model", "import importlib\nimportlib.import_module('export.nn.model')"),
-        ("mlx_transformer.nn.model", "from ..training import trainer"),
-        ("mlx_transformer.nn.model", "def f():\n    from ..runtime.decoding import MlxModel"),
-        ("mlx_transformer.training.trainer", "def f():\n    import export"),
-        ("mlx_transformer.training.trainer", "from onnxruntime import InferenceSession"),
-        ("mlx_transformer.training.trainer", "from ..report import runs"),
-        ("mlx_transformer.families.engine", "from export.nn.model import Transformer"),
-        ("mlx_transformer.families.engine", "import mlx.core as mx"),
         ("mlx_transformer.core.config", "if TYPE_CHECKING:\n    import mlx.core as mx"),
-        ("mlx_transformer.__init__", "from .nn import model"),
+        ("mlx_transformer.core.config", "from .. import load"),
+        ("mlx_transformer.system.files", "from ..core import config"),
+        ("mlx_transformer.decoding.beam", "def f():\n    from ..runtime.decoding import generate"),
+        ("mlx_transformer.nn.model", "import importlib\nimportlib.import_module('export.nn.model')"),
         ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    pass\nelse:\n    from .nn import model"),
-        ("mlx_transformer.__init__", "import mlx.core"),
-        ("mlx_transformer.commands.text", "from export import export_onnx"),
-        ("mlx_transformer.cli", "import mlx.core as mx"),
         ("mlx_transformer.cli", "def f():\n    import onnxruntime"),
-        ("export.nn.model", "import mlx.core as mx"),
         ("export.nn.model", "def f():\n    import mlx_transformer"),
-        ("export.nn.model", "from mlx_transformer import nn"),
-        ("export.nn.model", "from mlx_transformer.runtime.decoding import generate"),
-        ("export.nn.model", "import onnxruntime"),
-        ("export.nn.model", "from export import interface"),
         ("export.__init__", "def f():\n    import onnxruntime"),
-        ("export.runtime.transformer", "import mlx"),
-        ("export.runtime.folder", "import onnx"),
         ("export.validate.report.data", "def f():\n    import mlx_transformer"),
         ("export.validate.engines.onnx_engine", "def f():\n    from export.validate.checks import int8"),
-        ("export.validate.engines.mlx_engine", "from export.validate.locate.isolate import isolate"),
-        ("export.validate.reference.network", "from export.validate.cases import Case"),
-        ("export.validate.checks.structure", "from export.validate import compare"),
         ("export.validate.checks.structure", "from export.validate import Report"),
-        ("export.validate.engines.mlx", "import mlx_transformer"),
         ("export.validate.engines.mlx", "import mlx.core as mx"),
     ],
 )
 def test_forbidden_import_is_seen(module: str, line: str) -> None:
     assert violations(module, imports_of(line, module))
-
-
-@pytest.mark.parametrize(
-    ("module", "line"),
-    [
-        ("mlx_transformer.core.config", "from mlx_transformer.system.errors import UserError\nimport numpy"),
-        ("mlx_transformer.data.batches", "from ..core import tokenizer"),
-        ("mlx_transformer.runtime.decoding", "import mlx.core as mx\nfrom ..generation.search import beam"),
-        ("mlx_transformer.training.trainer", "from .. import nn, data\nimport mlx.optimizers"),
-        ("mlx_transformer.__init__", "def __getattr__(name):\n    from .nn import model"),
-        ("mlx_transformer.__init__", "if TYPE_CHECKING:\n    from .nn import model"),
-        ("mlx_transformer.cli", "def f():\n    from export import export_onnx"),
-        ("export.nn.model", "import onnxscript.nn\nfrom mlx_transformer.core.config import TransformerConfig"),
-        ("export.runtime.transformer", "import onnxruntime\nfrom mlx_transformer.decoding.beam import search"),
-        ("export.runtime.transformer", "from mlx_transformer import __version__"),
-        ("export.validate.compare", "import onnxruntime\nfrom export.validate.checks import structure"),
-        ("export.validate.engines.mlx", "def f():\n    import mlx.core\n    import mlx_transformer"),
-    ],
-)
-def test_allowed_import_passes(module: str, line: str) -> None:
-    assert not violations(module, imports_of(line, module))
 
 
 BLOCK = """
