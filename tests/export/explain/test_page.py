@@ -224,6 +224,7 @@ raise SystemExit(main(["explain", {str(place / "model")!r}, "four five", "--out"
     assert data["beam"]["token"]
 
 
+@pytest.mark.slow  # which draws two dozen files
 def test_figures(place, tmp_path):
     assert find_spec("matplotlib") is not None, "make setup-dev installs it"
     figures, exported = tmp_path / "figures", place / "onnx"

@@ -101,7 +101,7 @@ def test_each_layer_is_measured_as_a_package_with_it_alone_would_be(name: str, t
     assert "| `all of them` |" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "target"), combined(MODELS, ["portable", "cpu", "web"], step=2))
+@pytest.mark.parametrize(("name", "target"), combined(MODELS, ["portable", "cpu", "web"], step=4))
 def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: Path, tmp_path: Path) -> None:
     model = checkpoint(name, tmp_path, told=MODELS[name], sensitive=True)
     told: list[str] = []
@@ -131,6 +131,7 @@ def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: P
         assert report.notes == [f"onnxruntime: when it was exported, {quality}"]
 
 
+@pytest.mark.slow
 def test_as_few_matrices_as_it_takes_stay(text: Path, tmp_path: Path) -> None:
     model = checkpoint("roberta", tmp_path)
     found = int8_entry(export_onnx(model, tmp_path / "onnx", gate_source=text, **ACCEPTED))["layers"]

@@ -190,6 +190,7 @@ Trainer._finish = slowly
 """
 
 
+@pytest.mark.slow  # two processes without a fork
 def test_a_signal_ends_all_and_saves(tmp_path):
     """And nobody is ended while the first still writes."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_END)
