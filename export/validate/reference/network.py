@@ -131,13 +131,17 @@ class Weights(MutableMapping[str, Array]):
 
     def rows(self, name: str, ids: Array) -> Array:
         """Look up rows of a table, and convert only these."""
-        return np.asarray(self._kept.get(name, self.stored[name]))[ids].astype(self.dtype, copy=False)
+        table = self[name] if name in self._small else np.asarray(self.stored[name])
+        return table[ids].astype(self.dtype, copy=False)
 
     def parts(self, name: str) -> Iterator[Array]:
         """Yield a matrix in blocks of rows, so that a large matrix is never in memory in both precisions."""
+        if name in self._small:
+            yield self[name]
+            return
         array = np.asarray(self.stored[name])
-        if name in self._small or array.dtype == self.dtype:
-            yield self[name] if name in self._small else array
+        if array.dtype == self.dtype:
+            yield array
             return
         count = max(1, PART // array.shape[1])
         for first in range(0, len(array), count):
