@@ -215,12 +215,12 @@ NODE_MODULES := $(CONSUMERS)/node/node_modules
 
 test-consumers: has-node $(VENV)/.installed-dev $(CONSUMERS_VENV)/.installed $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CONSUMERS_PYTHON='$(CONSUMERS_VENV)/bin/python' \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_ray.py --ignore $(CONSUMERS)/test_browser.py --ignore $(CONSUMERS)/test_web.py --ignore $(CONSUMERS)/test_web_languages.py \
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS) --ignore $(CONSUMERS)/test_ray.py --ignore $(CONSUMERS)/test_browser.py --ignore $(CONSUMERS)/test_web.py --ignore $(CONSUMERS)/test_web_languages.py --ignore $(CONSUMERS)/test_web_chat.py \
 	  --ignore $(CONSUMERS)/test_explain_page.py --ignore $(CONSUMERS)/test_walk_page.py --ignore $(CONSUMERS)/test_inside_page.py --ignore $(CONSUMERS)/test_accessible_pages.py $(ARGS)
 
 test-browser: has-node has-chromium $(VENV)/.installed-dev $(NODE_MODULES)/.installed $(if $(MODEL),,$(CONSUMERS_MODEL))
 	@CONSUMERS_MODEL='$(or $(MODEL),$(CONSUMERS_MODEL))' CHROMIUM="$$($(FIND_CHROMIUM))" \
-	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_web_languages.py $(CONSUMERS)/test_explain_page.py \
+	  $(BIN)/pytest -q -m consumers $(CONSUMERS)/test_browser.py $(CONSUMERS)/test_web.py $(CONSUMERS)/test_web_languages.py $(CONSUMERS)/test_web_chat.py $(CONSUMERS)/test_explain_page.py \
 	  $(CONSUMERS)/test_walk_page.py $(CONSUMERS)/test_inside_page.py $(CONSUMERS)/test_accessible_pages.py tests/export/validate/test_webgpu.py $(ARGS)
 
 # Models that others have published, and the engine that they are made for. The weights are installed, never kept here.

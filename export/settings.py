@@ -116,8 +116,8 @@ class WebSettings:
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """Where onnxruntime-web is: a node_modules folder or its .tgz; unset: node_modules here, else npm fetches the
-    pinned version."""
+    """Where onnxruntime-web is (for a chat @huggingface/transformers too): a node_modules folder or its .tgz; unset:
+    node_modules here, else npm fetches the pinned version."""
     force: bool = False
     """Replace another site in OUT."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)

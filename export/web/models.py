@@ -1,4 +1,4 @@
-"""Read the models of a site: the graphs and data files of an exported folder, or of one file with the search."""
+"""Read the models of a site: the files of an exported folder, or of one file with the search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import onnx
 
 from export.graph.protos import data_files_of, metadata_of, read_model
-from export.interface import DECODER_MERGED, ENCODER, SEARCH, SETTINGS, Request
+from export.interface import DECODER_MERGED, ENCODER, MODEL, SEARCH, SETTINGS, Request
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions, verify_beside
@@ -18,8 +18,9 @@ from export.search.metadata import ATTENTION, CONFIG, GENERATION, PRECISION, SOU
 from export.search.text import is_byte_level
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
-from mlx_transformer.core.tokenizer_files import read_tokenizer, side_texts
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE, JOINT, read_tokenizer, side_texts
 from mlx_transformer.generation.settings import (
+    CHAT_TEMPLATES,
     LANGUAGES,
     SOURCE_LANGUAGE,
     SOURCE_LAST,
@@ -43,6 +44,8 @@ from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
 """The page's names for a model's graphs, if the page does the search."""
 GRAPHS = {**STEPS, "search": SEARCH}
+CHAT_FILES = ("config.json", "generation_config.json", JOINT, "tokenizer_config.json", CHAT_TEMPLATE)
+"""What Transformers.js reads of a decoder's folder, beside its graph."""
 GIVEN = {
     *("beam", "n_best", "early_stopping", "length_penalty", "penalty_offset", "max_new_tokens", "min_new_tokens"),
     *("sample", "seed", "temperature", "top_k", "top_p"),
@@ -57,6 +60,8 @@ GENERATION_FIELDS = (
     *("forced_first", "suppressed", "suppressed_first", "end_ids", "banned_sequences"),
 )
 """Fields of `Options` that the page supports."""
+CHAT_FIELDS = ("sample", "temperature", "top_k", "top_p", "max_new_tokens")
+"""Those that a chat shows as its first settings."""
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU can't run: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
@@ -85,12 +90,13 @@ class Graph:
 class SiteModel:
     """A model in the page's list.
 
-    kind: "steps" for encoder and decoder with the search in the page, "search" for one file with the search inside.
+    kind: "steps" for encoder and decoder with the search in the page, "search" for one file with the search inside,
+    "chat" for a decoder, run by Transformers.js: file and dtype name its graph there; beside: the files beside it.
     request: describes the graphs' inputs and outputs. source: SHA-256 of the checkpoint's weights, if recorded.
     """
 
     name: str
-    kind: Literal["steps", "search"]
+    kind: Literal["steps", "search", "chat"]
     request: Request
     tokenizer: str
     source: str | None
@@ -102,6 +108,9 @@ class SiteModel:
     """The folder with the files named in its settings."""
     float16: bool = False
     """On WebGPU it needs a device with float16."""
+    file: str = MODEL
+    dtype: str = ""
+    beside: tuple[Path, ...] = ()
 
     @property
     def config(self) -> TransformerConfig:
@@ -137,14 +146,27 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
     return {**{name: getattr(config, name) for name in CONFIG_FIELDS}, "start_id": start, "generation": generation}
 
 
+def chat_facts(config: TransformerConfig, settings: Settings, tokenizer: str) -> dict[str, Any]:
+    """What a chat needs to know about a decoder: `config` in site.json. control_tokens: spellings that are text in what
+    a person types. Without templates the model continues the text."""
+    _, options = chosen_options(settings, {})
+    return {
+        "max_positions": config.max_positions,
+        "control_tokens": Tokenizer(tokenizer).control_tokens,
+        "templates": bool(settings.get(CHAT_TEMPLATES)),
+        "generation": {name: getattr(options, name) for name in CHAT_FIELDS},
+    }
+
+
 def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
     """Read a folder's models, one per precision, or a file's model. Raises UserError if a page can't run them."""
     models = [_of_file(path, verify)] if path.is_file() else _of_folder(path, verify)
     for model in models:
+        if model.kind == "chat":
+            continue
         if model.config.architecture != "encoder-decoder":
-            raise UserError(
-                f"{path}: architecture={model.config.architecture!r}: a page translates, by encoder-decoders"
-            )
+            architecture = model.config.architecture
+            raise UserError(f"{path}: architecture={architecture!r}: a page translates or chats")
         _check_tokenizer(path, model.tokenizer)
     return models
 
@@ -153,25 +175,32 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
     models = []
     for precision in precisions(path) or [None]:
         opened = open_folder(path, precision)  # raises UserError for a folder without graphs
+        chats = opened.config.architecture == "decoder"
         if opened.request.inputs_embeds:
             raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
         if opened.tokenizer_path is None:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
-        suffix = PRECISIONS[opened.precision].suffix
-        files = {name: graph_file(opened.place, graph, suffix) for name, graph in STEPS.items()}
+        precision, suffix = opened.precision, PRECISIONS[opened.precision].suffix
+        wanted = {"model": MODEL} if chats else STEPS
+        files = {name: graph_file(opened.place, graph, suffix) for name, graph in wanted.items()}
         graphs = {name: _read(file) for name, file in files.items() if file is not None}
-        if opened.config.architecture == "encoder-decoder" and len(graphs) < len(STEPS):
-            needed = " and ".join(f"{name}{suffix}.onnx" for name in STEPS.values())
+        if opened.config.architecture != "encoder" and len(graphs) < len(wanted):
+            needed = " and ".join(f"{name}{suffix}.onnx" for name in wanted.values())
             raise UserError(f"{path}: a page needs {needed}: export it with --target web")
         if verify:
             used = [file.name for graph in graphs.values() for file in (graph.file, *graph.data.values())]
             verify_files(opened.place, used)
             verify_beside(path)
         tokenizer = read_tokenizer(opened.tokenizer_path)
-        webgpu = opened.precision not in WASM_ALONE
-        settings = read_settings(path, opened.config)
-        details = _source(path), graphs, settings, webgpu, path, opened.precision == "float16"
-        models.append(SiteModel(opened.precision, "steps", opened.request, tokenizer, *details))
+        details = _source(path), graphs, read_settings(path, opened.config), precision not in WASM_ALONE, path
+        if not chats:
+            models.append(SiteModel(precision, "steps", opened.request, tokenizer, *details, precision == "float16"))
+            continue
+        beside = tuple(path / name for name in CHAT_FILES if (path / name).is_file())
+        if not (dtype := PRECISIONS[precision].dtype):
+            raise UserError(f"{path}: Transformers.js has no {precision}; export it in another precision")
+        half, file = precision == "float16", f"{MODEL}{suffix}" if precision == "packed" else MODEL
+        models.append(SiteModel(precision, "chat", opened.request, tokenizer, *details, half, file, dtype, beside))
     return models
 
 

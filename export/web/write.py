@@ -24,8 +24,8 @@ from mlx_transformer.system.files import read_json
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .assets import WASM, WEBGPU, find_package, version_of
-from .models import Graph, SiteModel, facts_of, read_models
+from .assets import TRANSFORMERS, WASM, WEBGPU, find_package, version_of
+from .models import Graph, SiteModel, chat_facts, facts_of, read_models
 
 SITE = "site.json"
 """Lists the models, the files with their digests, and versions."""
@@ -73,6 +73,13 @@ LARGE = ("models/", "ort/")
 TOKENIZER = "tokenizer.json"
 INSIDE = "inside.html"
 SHORTLIST = "models/shortlist.bin"
+CHAT = "chat"
+"""The folder, beside `page`, with a chat's own files; the others are those of `page`."""
+SHARED = (
+    *("client.js", "files.js", "icon.svg", "offline.js", "requests.js", "service_worker.js"),
+    *("settings.js", "style.css", "view.js"),
+)
+"""Files of `page` that a chat has too."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,11 @@ def write_site(
     inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write `out`, the folder of a static page for running these models.
+    """Write `out`, the folder of a static page for running these models: one that translates, or one that chats.
 
-    models: folders of `export_onnx` for `web` or `portable`, and files of `export_search` without text. Each precision
-    of a folder is one model of the page. All must come from the same weights. Options are fields of
+    models: folders of `export_onnx` for `web` or `portable`, and files of `export_search` without text; decoders:
+    folders alone. Each precision of a folder is one model of the page. All must come from the same weights. Options are
+    fields of
     `export.settings.WebSettings`, as `settings` or by name in `changes`; without `assets` see `assets.find_package`.
     inside: makes the page on inner values from the models and the heading, e.g. `export.explain.inside.inside`.
 
@@ -119,13 +127,20 @@ def write_site(
     listed = _shortlist(site_models[0], settings.shortlist)
     heading = settings.title or paths[0].resolve().name.removesuffix(".onnx")
     looked = None if inside is None else inside(site_models, heading)
-    package = find_package(assets, log)
+    package, chats = find_package(assets, log), site_models[0].kind == CHAT
     webgpu = any(model.webgpu for model in site_models)
+    runtime = [package / "dist" / name for name in WASM + (WEBGPU if webgpu else ())]
+    versions = {"onnxruntime_web": version_of(package)}
+    if chats:  # Transformers.js has ONNX Runtime inside, but for the WebAssembly
+        transformers = find_package(assets, log, TRANSFORMERS)
+        versions["transformers"] = version_of(transformers)
+        runtime = [file for file in runtime if not file.name.startswith("ort.")]
+        runtime += [transformers / "dist" / TRANSFORMERS.needed[0]]
     with replace_folder(output) as folder:
-        _copy_page(folder)
+        _copy_page(folder, chats)
         (folder / "ort").mkdir()
-        for name in WASM + (WEBGPU if webgpu else ()):
-            shutil.copyfile(package / "dist" / name, folder / "ort" / name)
+        for file in runtime:
+            shutil.copyfile(file, folder / "ort" / file.name)
         (folder / TOKENIZER).write_text(site_models[0].tokenizer, encoding="utf-8")
         if listed is not None:
             (folder / SHORTLIST).parent.mkdir()
@@ -136,9 +151,9 @@ def write_site(
         facts = {
             "format": FORMAT,
             "title": heading,
-            "onnxruntime_web": version_of(package),
+            **versions,
             "webgpu": webgpu,
-            "config": facts_of(site_models[0].config, site_models[0].settings),
+            "config": _facts(site_models[0]),
             "shortlist": None if listed is None else {"file": SHORTLIST, "shared": _shares_ids(site_models[0])},
             "models": entries,
             "inside": inner,
@@ -149,9 +164,17 @@ def write_site(
     return output.path
 
 
+def _facts(model: SiteModel) -> dict[str, Any]:
+    if model.kind == CHAT:
+        return chat_facts(model.config, model.settings, model.tokenizer)
+    return facts_of(model.config, model.settings)
+
+
 def _check_alike(models: Sequence[SiteModel]) -> None:
     first = models[0]
     for i, model in enumerate(models):
+        if (model.kind == CHAT) != (first.kind == CHAT):
+            raise UserError(f"{first.name} and {model.name}: a site translates or chats, not both: write two sites")
         if model.name in {other.name for other in models[:i]}:
             raise UserError(f"two models are called {model.name!r}: leave one of them out")
         if model.tokenizer != first.tokenizer or len({first.source, model.source} - {None}) > 1:
@@ -172,23 +195,28 @@ def _shares_ids(model: SiteModel) -> bool:
     return shares_ids(model.config, Tokenizer(model.tokenizer).separate)
 
 
-def _copy_page(folder: Path) -> None:
-    with as_file(files("export.web").joinpath("page")) as page:
-        for file in sorted(page.iterdir()):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+def _copy_page(folder: Path, chats: bool) -> None:
+    with as_file(files("export.web")) as web:
+        own = {file.name: file for file in (web / ("chat" if chats else "page")).iterdir() if file.is_file()}
+        for name, file in {**({name: web / "page" / name for name in SHARED} if chats else {}), **own}.items():
+            shutil.copyfile(file, folder / name)
 
 
 def _copy_model(model: SiteModel, folder: Path) -> dict[str, Any]:
     """Copy a model's files; return its entry in site.json."""
     place = f"models/{model.name.replace(', ', '-').replace(' ', '-')}"
-    (folder / place).mkdir(parents=True, exist_ok=True)
-    graphs = {name: _copy_graph(graph, folder, place) for name, graph in model.graphs.items()}
+    graphs_place = f"{place}/onnx" if model.kind == CHAT else place
+    (folder / graphs_place).mkdir(parents=True, exist_ok=True)
+    for file in model.beside:
+        shutil.copyfile(file, folder / place / file.name)
+    graphs = {name: _copy_graph(graph, folder, graphs_place) for name, graph in model.graphs.items()}
     paths = {graph["graph"] for graph in graphs.values()} | {d["file"] for g in graphs.values() for d in g["data"]}
     size = sum((folder / path).stat().st_size for path in paths)
     entry: dict[str, Any] = {"name": model.name, "kind": model.kind, "bytes": size}
-    where = {"webgpu": model.webgpu, "float16": model.float16}
-    return {**entry, **where, "graphs": graphs, "names": model.names, "attention": model.attention}
+    entry |= {"webgpu": model.webgpu, "float16": model.float16}
+    if model.kind == CHAT:
+        return {**entry, "folder": place, "file": model.file, "dtype": model.dtype}
+    return {**entry, "graphs": graphs, "names": model.names, "attention": model.attention}
 
 
 def _copy_inside(inside: Inside, folder: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def web(
     *,
     settings: WebSettings,
 ) -> None:
-    """Write a static page that translates in the browser with onnxruntime-web, on WebGPU or wasm."""
+    """Write a static page that translates or chats in the browser with onnxruntime-web, on WebGPU or wasm."""
     from export.explain.inside import inside
     from export.web import write_site
 

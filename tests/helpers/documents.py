@@ -22,7 +22,7 @@ from marian_folders import written
 from marian_models import STUDENT, write_model
 from random_models import random_weights
 from waiting import PATIENCE, port_of
-from web_package import write_web_package
+from web_package import write_packages
 
 from mlx_transformer import cli
 from mlx_transformer.convert import to_gguf
@@ -96,7 +96,7 @@ class Reader:
         (folder / "opus-mt-en-de").symlink_to(written(folder / "opus"))
         write_model(folder / "firefox-en-pt", STUDENT, integers=True)
         write_gguf_chat(folder / "SmolLM2-135M-Instruct-Q4_K_M.gguf")
-        write_web_package(folder / "node_modules")
+        write_packages(folder / "node_modules")
         self.port = ""
 
     def write_texts(self) -> None:

@@ -33,7 +33,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from export.web.assets import PACKAGE, installed_package
+from export.web.assets import RUNTIME, installed_package
 
 from .protocol import Unavailable
 
@@ -71,14 +71,14 @@ def find_package(runtime: str, *files: str) -> Path:
     """
     configured = os.environ.get(VARIABLE)
     places = [Path(configured), Path(configured, "node_modules")] if configured else [Path(place) for place in PLACES]
-    folders = [folder for place in places for folder in (place, place / PACKAGE)]
+    folders = [folder for place in places for folder in (place, place / RUNTIME.name)]
     if not configured and (installed := installed_package()) is not None:
         folders.append(installed)
     for folder in folders:
         if all((folder / "dist" / name).is_file() for name in ("../package.json", *files)):
             return folder.resolve()
     where = f"{VARIABLE}={configured}" if configured else f"{', '.join(PLACES)}; {VARIABLE} is not set"
-    raise Unavailable(f"runtime {runtime}: {PACKAGE} is not installed ({where}): npm install {PACKAGE}")
+    raise Unavailable(f"runtime {runtime}: {RUNTIME.name} is not installed ({where}): npm install {RUNTIME.name}")
 
 
 def message(header: Mapping[str, Any], tensors: Iterable[tuple[str, Array]] = ()) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 // The page: translates the typed text after a short pause in typing.
 
 import { Client } from './client.js';
-import { controlled, keep, missing } from './offline.js';
-import { deviceFor, fillGeneration, fillModels, LANGUAGES, languages, options, showMethod, threads } from './settings.js';
+import { controlled, offerOffline } from './offline.js';
+import { deviceFor, fillGeneration, fillModels, LANGUAGES, languages, ONE_THREAD, options, showMethod, threads } from './settings.js';
 import { find, megabytes, rounded, showChoices, showFacts, showRows, showShares, showWords } from './view.js';
 
 const PAUSE = 250; // milliseconds without a key press
@@ -22,13 +22,12 @@ async function begin() {
   showInside(site.inside);
   find('made-of').textContent = `onnxruntime-web ${site.onnxruntime_web}; all files come from this site.`;
   find('device').querySelector('[value="webgpu"]').disabled = !about.webgpu;
-  const why = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
-  Object.assign(find('one-thread'), { hidden: about.isolated, textContent: why });
+  Object.assign(find('one-thread'), { hidden: about.isolated, textContent: ONE_THREAD });
   fillModels(site);
   fillGeneration(site);
   showMethod();
   await open(0);
-  await offerOffline();
+  await offerOffline(site.files, attempt);
 }
 
 /** The link to inside.html, with the typed text. */
@@ -195,27 +194,7 @@ async function compare() {
   } finally {
     await open(Number(chosen));
   }
-  await offerOffline();
-}
-
-async function offerOffline() {
-  const left = await missing(site.files);
-  const bytes = left.reduce((sum, path) => sum + site.files[path].bytes, 0);
-  const able = Boolean(navigator.serviceWorker?.controller);
-  Object.assign(find('keep'), { hidden: !able || !left.length, textContent: `Keep all for offline use (${megabytes(bytes)} MB more)` });
-  find('kept').textContent = able && !left.length ? 'All files are kept on this device: the page works offline.' : '';
-  find('keep').onclick = () => attempt(keepAll(left));
-}
-
-async function keepAll(left) {
-  find('keep').disabled = true;
-  let kept = 0;
-  try {
-    await keep(site.files, left, (bytes) => { find('kept').textContent = `${megabytes((kept += bytes))} MB`; });
-  } finally {
-    find('keep').disabled = false;
-    await offerOffline();
-  }
+  await offerOffline(site.files, attempt);
 }
 
 const say = (text) => { find('state').textContent = text; };

@@ -1,5 +1,6 @@
-// Fetches a model's files and opens them with onnxruntime-web.
+// Opens a model's files with onnxruntime-web.
 
+import { fetched } from './files.js';
 import { SearchModel } from './search.js';
 import { StepModel, isKept } from './steps.js';
 
@@ -19,33 +20,6 @@ export function watchMemory() {
 
 /** Bytes of WebAssembly memory. */
 export const memoryInUse = () => memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
-
-async function isDigest(bytes, expected) {
-  if (!globalThis.crypto?.subtle) return true; // without https browsers have no digests
-  const found = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
-  return Array.from(found, (byte) => byte.toString(16).padStart(2, '0')).join('') === expected;
-}
-
-/** Fetch a whole file of the site; `heard` is called with each part's bytes. */
-export async function fetched(site, path, heard = () => {}) {
-  const { bytes: size, sha256 } = site.files[path];
-  // The digest in the address keeps caches from mixing up versions of a file.
-  const response = await fetch(new URL(`${path}?${sha256.slice(0, 16)}`, site.base));
-  if (!response.ok) throw new Error(`${path}: the server answers ${response.status}.`);
-  const bytes = new Uint8Array(size);
-  let at = 0;
-  for (const reader = response.body.getReader(); ;) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    if (at + value.length <= size) bytes.set(value, at);
-    at += value.length;
-    heard(value.length);
-  }
-  if (at !== size || !(await isDigest(bytes, sha256))) {
-    throw new Error(`${path}: arrived damaged; load the page again, or write the site again.`);
-  }
-  return bytes;
-}
 
 async function runtime(site, device, threads) {
   const build = device === 'webgpu' ? 'webgpu' : 'wasm';

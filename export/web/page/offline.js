@@ -1,4 +1,6 @@
-// Registers the service worker, and tells which files it has cached.
+// Registers the service worker, tells which files it has cached, and offers to keep all.
+
+import { find, megabytes } from './view.js';
 
 const PATIENCE = 5000; // milliseconds
 
@@ -19,7 +21,7 @@ export async function controlled() {
 }
 
 /** The site's files not yet cached: [path]; all of them without a cache. */
-export async function missing(files) {
+async function missing(files) {
   const paths = Object.keys(files);
   if (!navigator.serviceWorker?.controller) return paths;
   const kept = await Promise.all(paths.map((path) => caches.match(addressed(path, files[path]))));
@@ -27,7 +29,7 @@ export async function missing(files) {
 }
 
 /** Fetch files to have them cached. heard(bytes): called after each. */
-export async function keep(files, paths, heard) {
+async function keep(files, paths, heard) {
   for (const path of paths) {
     const response = await fetch(addressed(path, files[path]));
     if (!response.ok) throw new Error(`${path}: the server answers ${response.status}.`);
@@ -47,3 +49,24 @@ async function stored(address) {
 }
 
 const addressed = (path, { sha256 }) => new URL(`${path}?${sha256.slice(0, 16)}`, document.baseURI).href;
+
+/** The button that keeps all of the site's files. attempt: shows the error of a promise. */
+export async function offerOffline(files, attempt) {
+  const left = await missing(files);
+  const bytes = left.reduce((sum, path) => sum + files[path].bytes, 0);
+  const able = Boolean(navigator.serviceWorker?.controller);
+  Object.assign(find('keep'), { hidden: !able || !left.length, textContent: `Keep all for offline use (${megabytes(bytes)} MB more)` });
+  find('kept').textContent = able && !left.length ? 'All files are kept on this device: the page works offline.' : '';
+  find('keep').onclick = () => attempt(keepAll(files, left, attempt));
+}
+
+async function keepAll(files, left, attempt) {
+  find('keep').disabled = true;
+  let kept = 0;
+  try {
+    await keep(files, left, (bytes) => { find('kept').textContent = `${megabytes((kept += bytes))} MB`; });
+  } finally {
+    find('keep').disabled = false;
+    await offerOffline(files, attempt);
+  }
+}

@@ -2,6 +2,7 @@
 
 import { find, made, megabytes } from './view.js';
 
+export const ONE_THREAD = 'One thread: this page is not cross-origin isolated (its server sends no COOP and COEP headers).';
 export const LANGUAGES = ['sourceLanguage', 'targetLanguage']; // form fields of a multilingual model
 
 export function fillModels(site) {
@@ -33,7 +34,7 @@ export function showMethod() {
 }
 
 /** A field's number, within its bounds; its default if empty. */
-function number(id) {
+export function number(id) {
   const field = find(id);
   const value = field.value === '' || Number.isNaN(field.valueAsNumber) ? Number(field.defaultValue) : field.valueAsNumber;
   const within = Math.min(Number(field.max), Math.max(Number(field.min), value));

@@ -1,16 +1,16 @@
-// Runs models in a worker. Requests are answered one after another, in messages {id, ...}: first parts {part}, then
-// {answer} or {error}. A request {stop: id} ends that request at its next step.
+// Runs models in a worker, which answers the page's requests (KINDS).
 
 import { byWords } from './attention.js';
 import { beamSearch } from './beam.js';
+import { fetched } from './files.js';
 import { alternatives, tokens } from './greedy.js';
-import { fetched, memoryInUse, openModel, watchMemory } from './models.js';
+import { memoryInUse, openModel, watchMemory } from './models.js';
+import { answerBy } from './requests.js';
 import { Shortlist } from './shortlist.js';
 import { Tokenizer } from './tokenizer.js';
 
 watchMemory();
 
-const stopped = new Set();
 const FIRST = { method: 'greedy', lengthPenalty: 0.6 }; // a first run, so nobody waits for the setup
 let [site, tokenizer, opened, shortlist] = [null, null, null, null];
 
@@ -124,23 +124,4 @@ async function searched(source, options) {
   return { found: [{ ids }], count };
 }
 
-let queue = Promise.resolve();
-
-globalThis.onmessage = ({ data: { id, stop, kind, ...given } }) => {
-  if (stop !== undefined) {
-    stopped.add(stop);
-    return;
-  }
-  queue = queue.then(async () => {
-    try {
-      if (stopped.has(id)) return globalThis.postMessage({ id, answer: null });
-      const say = (part) => globalThis.postMessage({ id, part });
-      const answer = await KINDS[kind]({ ...given, say, stopped: () => stopped.has(id) });
-      return globalThis.postMessage({ id, answer });
-    } catch (error) {
-      return globalThis.postMessage({ id, error: String(error.message ?? error) });
-    } finally {
-      stopped.delete(id);
-    }
-  });
-};
+answerBy(KINDS);

@@ -18,7 +18,7 @@ from imports import ROOT
 from web_package import write_web_package
 
 from export.web import assets
-from export.web.assets import KEPT, PACKAGE, WASM, WEBGPU, find_package, pinned_version, version_of
+from export.web.assets import RUNTIME, TRANSFORMERS, WASM, WEBGPU, Package, find_package, version_of
 from mlx_transformer.system.errors import UserError
 
 
@@ -39,14 +39,8 @@ def write_npm(folder, monkeypatch, script: str) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-INSTALLS = f"""
-import json, pathlib, sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests/helpers")!r}]
-from web_package import write_web_package
-[(name, version)] = json.load(open("package.json"))["dependencies"].items()
-assert sys.argv[1] == "install" and "--ignore-scripts" in sys.argv and name == "onnxruntime-web"
-write_web_package(pathlib.Path("node_modules"), version)
-"""
+def digest_of(file: bytes) -> str:
+    return f"sha512-{base64.b64encode(hashlib.sha512(file).digest()).decode()}"
 
 
 def test_a_named_folder_may_be_the_package_or_around_it(tmp_path):
@@ -64,22 +58,7 @@ def test_a_named_folder_may_be_the_package_or_around_it(tmp_path):
 
 def test_a_package_in_this_folder_is_taken_first(cache, tmp_path):
     write_web_package(tmp_path / "here/node_modules")
-    assert find_package(None).resolve() == (tmp_path / "here/node_modules" / PACKAGE).resolve()
-
-
-@pytest.mark.skipif(os.name == "nt", reason="programs are scripts here")
-def test_npm_installs_the_pinned_version_once(cache, tmp_path, monkeypatch):
-    write_npm(tmp_path / "bin", monkeypatch, INSTALLS)
-    said: list[str] = []
-    package = find_package(None, said.append)
-    assert package == cache / f"{PACKAGE}-{pinned_version()}"
-    assert version_of(package) == pinned_version()
-    assert {path.name for path in (package / "dist").iterdir()} == {*WASM, *WEBGPU}
-    assert len(said) == 1
-    assert pinned_version() in said[0]
-    (tmp_path / "bin/npm").unlink()
-    assert find_package(None, said.append) == package
-    assert len(said) == 1
+    assert find_package(None).resolve() == (tmp_path / "here/node_modules" / RUNTIME.name).resolve()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="programs are scripts here")
@@ -88,7 +67,7 @@ def test_npm_installs_the_pinned_version_once(cache, tmp_path, monkeypatch):
     [
         ("import sys; sys.exit('no\\nnetwork')", r"could not install onnxruntime-web \(no network\)"),
         ("import sys; sys.exit(3)", r"could not install onnxruntime-web \(exit 3\)"),
-        ("", r"what it installed lacks ort\.wasm\.min\.mjs"),
+        ("", r"could not install onnxruntime-web \(it wrote no \.tgz file\)"),
         (None, r"there is no npm to install it: install Node\.js"),
     ],
 )
@@ -107,19 +86,44 @@ def test_what_went_wrong_is_said_in_one_line(script, said, cache, tmp_path, monk
 @pytest.fixture
 def file(cache, tmp_path, monkeypatch):
     """The package's file as npm's registry has it, whose digest is the pinned one; no npm."""
-    package = write_web_package(tmp_path / "node_modules", pinned_version())
+    package = write_web_package(tmp_path / "node_modules", RUNTIME.version)
     with tarfile.open(tmp_path / "package.tgz", "w:gz") as archive:
         archive.add(package, "package")
-    digest = hashlib.sha512((tmp_path / "package.tgz").read_bytes()).digest()
-    monkeypatch.setattr(assets, "pinned_digest", lambda: f"sha512-{base64.b64encode(digest).decode()}")
+    monkeypatch.setattr(Package, "digest", digest_of((tmp_path / "package.tgz").read_bytes()))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     return tmp_path / "package.tgz"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="programs are scripts here")
+def test_npm_fetches_the_pinned_version_once(file, cache, tmp_path, monkeypatch):
+    script = f"""
+import shutil, sys
+assert sys.argv[1:] == ["pack", "--ignore-scripts", "--loglevel=error", "onnxruntime-web@{RUNTIME.version}"]
+shutil.copy({str(file)!r}, "some.tgz")
+"""
+    write_npm(tmp_path / "bin", monkeypatch, script)
+    said: list[str] = []
+    package = find_package(None, said.append)
+    assert package == cache / f"onnxruntime-web-{RUNTIME.version}"
+    assert version_of(package) == RUNTIME.version
+    assert {path.name for path in (package / "dist").iterdir()} == {*WASM, *WEBGPU}
+    assert len(said) == 1
+    assert RUNTIME.version in said[0]
+    (tmp_path / "bin/npm").unlink()
+    assert find_package(None, said.append) == package
+    assert len(said) == 1
+    shutil.rmtree(package)
+    write_npm(tmp_path / "other", monkeypatch, "open('some.tgz', 'wb').write(b'x')")
+    with pytest.raises(UserError, match=r"some\.tgz: isn't the file of onnxruntime-web .* \(its sha512 differs\)"):
+        find_package(None)
+    assert not package.exists()
+
+
 def test_without_npm_the_packages_file_does(file, cache):
     package = find_package(file)
-    assert package == cache / f"{PACKAGE}-{pinned_version()}"
-    assert {str(path.relative_to(package)) for path in package.rglob("*.*")} == {str(Path(name)) for name in KEPT}
+    assert package == cache / f"onnxruntime-web-{RUNTIME.version}"
+    unpacked = {str(path.relative_to(package)) for path in package.rglob("*.*")}
+    assert unpacked == {str(Path(name)) for name in RUNTIME.kept}
     assert find_package(None) == package
     other = file.with_name("other.tgz")
     other.write_bytes(file.read_bytes() + b"x")
@@ -148,9 +152,9 @@ def test_without_npm_the_registry_of_its_setting_is_asked(file, cache, monkeypat
         monkeypatch.setenv("npm_config_registry", f"http://127.0.0.1:{server.server_port}/npm/")
         with pytest.raises(UserError, match=r"could not be fetched \(HTTP Error 404.*; or name its file by --assets"):
             find_package(None)
-        assert version_of(find_package(None)) == pinned_version()
+        assert version_of(find_package(None)) == RUNTIME.version
         server.shutdown()
-    assert set(asked) == {f"/npm/{PACKAGE}/-/{PACKAGE}-{pinned_version()}.tgz"}
+    assert set(asked) == {f"/npm/onnxruntime-web/-/onnxruntime-web-{RUNTIME.version}.tgz"}
     shutil.rmtree(cache)
     monkeypatch.setenv("npm_config_registry", "file:///etc")
     with pytest.raises(UserError, match="must be an address that begins with https://"):
@@ -167,6 +171,7 @@ def test_a_user_without_a_home_names_a_folder(tmp_path, monkeypatch):
         find_package(None)
 
 
-def test_the_version_is_the_one_that_browsers_try_in_the_tests():
+@pytest.mark.parametrize("package", [RUNTIME, TRANSFORMERS])
+def test_the_versions_are_those_that_browsers_try_in_the_tests(package):
     tried = json.loads((ROOT / "tests/consumers/node/package.json").read_text(encoding="utf-8"))["dependencies"]
-    assert pinned_version() == tried[PACKAGE]
+    assert package.version == tried[package.name]

@@ -11,9 +11,10 @@ from hashlib import sha256
 import numpy as np
 import onnx
 import pytest
+from chat_models import write_chat_model
 from safetensors.numpy import load
 from small_models import alone, random_weights
-from web_package import write_web_package
+from web_package import write_packages
 
 from export import export_onnx, export_search
 from export.__main__ import main
@@ -21,7 +22,7 @@ from export.explain.inside import FIRST, inside, known_text
 from export.interface import SETTINGS
 from export.web import write_site
 from export.web.assets import WASM, WEBGPU
-from export.web.models import GIVEN, read_models
+from export.web.models import CHAT_FILES, GIVEN, read_models
 from export.web.write import SITE, UNLISTED, site_files
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.system.errors import UserError
@@ -36,7 +37,7 @@ def made(text_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("web")
     export_onnx(text_folder / "model", folder / "web", target="web", precision=PRECISIONS, accept_loss=True)
     export_search(text_folder / "model", folder / "mine.onnx", target="cpu", attention=True)
-    write_web_package(folder / "node_modules")
+    write_packages(folder / "node_modules")
     return folder
 
 
@@ -149,7 +150,7 @@ def test_nothing_of_another_kind_is_replaced(made, tmp_path):
     assert [path.name for path in out.iterdir()] == ["letter.txt"]
     with pytest.raises(UserError, match="holds the folder that is read"):
         written(made, made, force=True)
-    package = next((made / "node_modules").rglob("package.json")).parent
+    package = made / "node_modules/onnxruntime-web"
     with pytest.raises(UserError, match="lie inside"):
         written(made, package / "site")
     assert not (package / "site").exists()
@@ -185,13 +186,41 @@ def test_what_a_page_cannot_run_is_refused(text_folder, made, tmp_path):
         export_onnx(tmp_path / "model", tmp_path / architecture)
         refused("has no tokenizer.json", tmp_path / architecture)
         shutil.copy(made / "web/tokenizer.json", tmp_path / architecture)
-        refused(f"architecture='{architecture}': a page translates", tmp_path / architecture)
+        if architecture == "encoder":
+            refused("architecture='encoder': a page translates or chats", tmp_path / architecture)
+    refused("a site translates or chats, not both", made / "web", tmp_path / "decoder")
     model = onnx.load(made / "mine.onnx")
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "foreign.onnx")
     refused("holds no search of ours", tmp_path / "foreign.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     refused("cannot be read as an ONNX model", tmp_path / "broken.onnx")
+
+
+def test_a_decoder_gets_a_page_that_chats(made, tmp_path):
+    folder = write_chat_model(tmp_path, "qwen2") / "web"
+    export_onnx(tmp_path / "model", folder, target="web", precision=("float32", "int8"), accept_loss=True)
+    site = write_site(folder, tmp_path / "site", assets=made / "node_modules")
+    facts = json.loads((site / SITE).read_text(encoding="utf-8"))
+    assert [(model["kind"], model["dtype"], model["webgpu"]) for model in facts["models"]] == [
+        ("chat", "fp32", True),
+        ("chat", "q8", False),
+    ]
+    assert facts["config"]["templates"]
+    assert "<|im_end|>" in facts["config"]["control_tokens"]
+    assert (facts["transformers"], facts["onnxruntime_web"]) == ("9.8.7", "9.8.7")
+    for model in facts["models"]:
+        place = site / model["folder"]
+        assert {path.name for path in place.iterdir()} == {*CHAT_FILES, "onnx"}
+        for name in CHAT_FILES:
+            assert (place / name).read_bytes() == (folder / name).read_bytes()
+    assert {path.name for path in (site / "models/int8/onnx").iterdir()} == {
+        "model_quantized.onnx",
+        "model_quantized.onnx_data",
+    }
+    assert {path.name for path in (site / "ort").iterdir()} == {*WASM[1:], *WEBGPU[1:], "transformers.min.js"}
+    assert site_files(site).keys() == facts["files"].keys()
+    test_modules_of_the_page_are_there(site)
 
 
 def test_files_that_take_text_are_refused(text_folder, tmp_path):
