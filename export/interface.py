@@ -152,6 +152,9 @@ ENCODER_CPU, DECODER_CPU = "encoder_cpu", "decoder_cpu"
 ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 """Two more graphs for a search among given token ids: the classifier's rows of these ids, and a decoding step that uses
 them."""
+STEP_CPU, PROMPT_CPU = "step_cpu", "prompt_cpu"
+"""A decoder alone in target cpu. In lower precisions `PROMPT_CPU` reads prompts: for many tokens other operators are
+faster than for one."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and the parts of the classifier that belong to them."""
 SEARCH, TEXT_VECTORS = "search_model", "vector_model"
@@ -231,6 +234,12 @@ def operator_shape(layer: TransformerConfig) -> CacheShape:
     head."""
     width = max(layer.d_k, layer.d_v)
     return CacheShape(layer.heads, width, width)
+
+
+def grouped_shape(layer: TransformerConfig) -> CacheShape:
+    """Sizes as GroupQueryAttention needs them: keys and values of equal width, a multiple of 8."""
+    width = -(-max(layer.d_k, layer.d_v) // 8) * 8
+    return CacheShape(layer.key_value_heads, width, width)
 
 
 def source(r: Request, *axes: Axis) -> tuple[Port, ...]:
@@ -403,6 +412,32 @@ def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
     return Ports(inputs, (*choice, scores, *after, *attention(r, "rows", LENGTH)))
 
 
+def step_cpu(r: Request) -> Ports:
+    """Declare a decoder alone that updates texts of any lengths in place: one token of each, or several of one text.
+
+    last_positions: of each text's last new token. total_length: positions of the longest text with its new tokens.
+    places: the new tokens (R*S, flattened) whose logits are wanted; W of them. bans: as in `targets/cpu/graphs.py`.
+    """
+    read, written = prompt_cpu(r)
+    places = Port("places", "places", "int64", ("wanted",)), Port("bans", "bans", "float32", (r.config.vocab_size,))
+    choice = (
+        Port("candidate_scores", "candidate_scores", "float32", ("wanted", 1)),
+        Port("candidate_tokens", "candidate_tokens", "int64", ("wanted", 1)),
+    )
+    return Ports((*read, *places), (*choice, logits(r, "wanted"), *written))
+
+
+def prompt_cpu(r: Request) -> Ports:
+    """Declare the same without logits."""
+    inputs = (
+        Port("target_ids", "input_ids", "int64", ("rows", "tokens")),
+        Port("last_positions", "last_positions", "int32", ("rows",)),
+        Port("total_length", "total_length", "int32"),
+        *layer_by_layer(cache(r, "past.{}", "rows", "positions", grouped_shape)),
+    )
+    return Ports(inputs, tuple(layer_by_layer(cache(r, "present.{}", "rows", "positions", grouped_shape))))
+
+
 def _cross_cpu(r: Request) -> list[tuple[Port, ...]]:
     return keys_values("cross", "cross.{}", map(operator_shape, r.config.layers("decoder")), SENTENCES, LENGTH)
 
@@ -436,6 +471,8 @@ GRAPHS: dict[str, Callable[[Request], Ports]] = {
     DECODER_CPU: lambda r: decoder_cpu(r, r.config.vocab_size),
     ROWS_CPU: rows_cpu,
     LISTED_CPU: listed_cpu,
+    STEP_CPU: step_cpu,
+    PROMPT_CPU: prompt_cpu,
     SEARCH: search,
     TEXT_VECTORS: vectors,
 }

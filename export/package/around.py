@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from export.interface import LISTED_CPU, ROWS_CPU
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, takes_rows
+from export.interface import LISTED_CPU, MODEL, PROMPT_CPU, ROWS_CPU
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, reads_prompts_apart, takes_rows
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.int8_scales import INT8_SCALES
@@ -37,6 +37,8 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
     settings, embedding, config = plan.generation, plan.embedding, plan.config
     default = "float32" if "float32" in plan.precisions else plan.precisions[0]
     values: dict[str, Any] = consumers.configs(config, list(external), PRECISIONS[default].dtype, settings)
+    if MODEL not in plan.written.graph_names(config):
+        values.pop("genai_config.json", None)
     files = {name: read_bytes(file, LARGEST_SHORTLIST) for name, file in plan.named.items()}
     files |= {name: text.encode() for name, text in settings_text(settings).items()}
     if embedding is not None:
@@ -74,7 +76,8 @@ def record(plan: Plan) -> dict[str, Any]:
 
 def graphs_of(plan: Plan, precision: str) -> dict[str, list[str]]:
     """{data file: graphs that use it}, both names without the precision's suffix."""
-    left_out = () if takes_rows(precision) else (ROWS_CPU, LISTED_CPU)
+    left_out = [] if takes_rows(precision) else [ROWS_CPU, LISTED_CPU]
+    left_out += [] if reads_prompts_apart(precision) else [PROMPT_CPU]
     owners = plan.target.data_files(plan.config)
     return {owner: [name for name in names if name not in left_out] for owner, names in owners.items()}
 

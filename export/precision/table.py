@@ -186,3 +186,8 @@ def arithmetic(
 def takes_rows(precision: str) -> bool:
     """Whether a search can take chosen rows of the classifier: not from weights in blocks, nor from packed weights."""
     return PRECISIONS[precision].form in ("floats", "integers")
+
+
+def reads_prompts_apart(precision: str) -> bool:
+    """Whether a decoder alone has a graph of its own for prompts in target cpu, with other operators than its steps."""
+    return PRECISIONS[precision].form != "floats"

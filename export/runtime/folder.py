@@ -22,7 +22,9 @@ from export.interface import (
     GRAPHS,
     LISTED_CPU,
     MODEL,
+    PROMPT_CPU,
     ROWS_CPU,
+    STEP_CPU,
     Request,
 )
 from export.precision.table import (
@@ -33,6 +35,7 @@ from export.precision.table import (
     STANDARD,
     check_activations,
     check_precisions,
+    reads_prompts_apart,
 )
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import AN_ONNX_FOLDER, ONNX_CONFIG, Place
@@ -48,7 +51,7 @@ from mlx_transformer.system.manifest import MANIFEST, read_manifest, verify_file
 if TYPE_CHECKING:
     from mlx_transformer.system.durable import Target
 
-FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL)
+FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, STEP_CPU)
 """A folder has one of these graphs in each of its precisions."""
 
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, CHAT_TEMPLATE, EMBEDDING, DENSE, *NAMES)
@@ -156,7 +159,9 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     suffix = PRECISIONS[precision].suffix
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
-    if config.architecture != "encoder-decoder":
+    if STEP_CPU in present:
+        needed = [STEP_CPU, PROMPT_CPU] if reads_prompts_apart(precision) else [STEP_CPU]
+    elif config.architecture != "encoder-decoder":
         needed = [MODEL]
     elif present & {ENCODER_CPU, DECODER_CPU}:
         needed = [ENCODER_CPU, DECODER_CPU]

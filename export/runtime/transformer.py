@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from export.interface import DECODER_CPU, ENCODER_CPU, Request
+from export.interface import DECODER_CPU, ENCODER_CPU, STEP_CPU, Request
 from export.precision.table import PRECISIONS
 from export.runtime import sessions as opening
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
@@ -394,6 +394,10 @@ def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> A
         from export.targets.cpu.runtime import CpuModel
 
         return CpuModel(request, sessions[ENCODER_CPU], sessions[DECODER_CPU], **of_cpu)
+    if STEP_CPU in sessions:
+        from export.targets.cpu.texts import DecoderGraphs
+
+        return DecoderGraphs(request, sessions)
     kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
     return kinds[request.config.architecture](request, sessions)
 

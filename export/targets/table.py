@@ -19,6 +19,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
 
 from .cpu import graphs as cpu_graphs
+from .cpu.decoder import lacks
 from .portable import graphs
 
 Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
@@ -29,11 +30,12 @@ Builders = Mapping[str, Mapping[str, Callable[[Request], GraphBuilder]]]
 class Target:
     """All facts about a target.
 
-    `builders`: its graphs by architecture. `otherwise`: the target whose graphs are written for other architectures.
-    `file_per_graph`: each graph has its own data file; otherwise all share one. `search`: the one-file search can be
-    made with this target's operators. `by_token`: graphs of encoder-only models compute a row per token. `provider`:
-    ONNX Runtime's execution provider for it, if the CPU's doesn't run all its precisions. `tags`: for the model card,
-    libraries other than ONNX Runtime that load its folders, e.g. "transformers.js".
+    `builders`: its graphs by architecture. `lacks`: the kind of model it has no graphs for, if a model is of one; then
+    those of the target `otherwise` are written. `file_per_graph`: each graph has its own data file; otherwise all share
+    one. `search`: the one-file search can be made with this target's operators. `by_token`: graphs of encoder-only
+    models compute a row per token. `provider`: ONNX Runtime's execution provider for it, if the CPU's doesn't run all
+    its precisions. `tags`: for the model card, libraries other than ONNX Runtime that load its folders, e.g.
+    "transformers.js".
     """
 
     name: str
@@ -41,6 +43,7 @@ class Target:
     builders: Builders
     lowering: Lowering
     otherwise: str | None = None
+    lacks: Callable[[TransformerConfig], str | None] = lambda config: None
     file_per_graph: bool = False
     search: bool = False
     by_token: bool = False
@@ -49,12 +52,8 @@ class Target:
 
     def supports(self, config: TransformerConfig) -> str | None:
         """None if the target has graphs for such a model; else the reason why not, for a message."""
-        if config.architecture in self.builders:
-            return None
-        names = " and ".join(self.builders)
-        return (
-            f"target {self.name} has graphs of its own for {names} alone, not for architecture={config.architecture!r}"
-        )
+        reason = self.lacks(config)
+        return None if reason is None else f"target {self.name} has no graphs of its own for {reason}"
 
     def for_model(self, config: TransformerConfig) -> Target:
         """The target whose graphs are written for such a model: itself, or `otherwise`. `UserError` if neither can."""
@@ -100,6 +99,7 @@ TARGETS: dict[str, Target] = {
             cpu_graphs.BUILDERS,
             Lowering(ONNXRUNTIME, ONNXRUNTIME, computes_in=()),
             otherwise="portable",
+            lacks=lacks,
             search=True,
             by_token=True,
         ),

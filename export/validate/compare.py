@@ -410,9 +410,8 @@ def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[
         yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
         return
     values, why = attempt(lambda: engine.taps(case))
+    taps = [name for name in taps if name not in can.missing_taps]
     for name in taps:
-        if name in can.missing_taps:
-            continue
         yield TAPPED, name, None if values is None else values.get(name), why
     yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
     # Before the logits: the report names the first failing point.

@@ -51,12 +51,18 @@ CONFIGS = {
         **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="learned",
         score_cap=0.5,
     ),
+    "side by side": TransformerConfig(
+        **{**SIZES, "encoder_layers": 0}, architecture="decoder", tie_embeddings="target-output", positions="rotary",
+        norm="rmsnorm", norm_placement="pre", d_k=16, d_v=16, key_value_heads=2, score_cap=2.0,
+        layer_pattern=[{}, {"window": 4, "rotary_base": 100.0}],
+    ),
     "languages": TransformerConfig(**SIZES, norm_placement="pre", positions="sinusoidal_halves"),
     "student": TransformerConfig(**SIZES, decoder_self_attention="ssru", positions="sinusoidal_halves"),
     "fixed scales": TransformerConfig(**SIZES, norm_placement="pre"),
     "one file": TransformerConfig(**{**SIZES, "max_positions": 64}, pad_id=1, bos_id=2, eos_id=3),
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {"student": {"target": "cpu"}, "fixed scales": {"precision": "int8"}}
+OPTIONS |= {"side by side": {"target": "cpu"}}
 """Of `export_onnx`, for some models."""
 ONE_FILE = ("one file",)
 """Models that are exported with the search inside."""

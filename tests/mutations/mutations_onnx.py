@@ -17,6 +17,7 @@ from mutation_edits import (
     left_padding_seen,
     node,
     one_more,
+    output_of,
     pooled_over_padding,
     reads,
     sees,
@@ -399,5 +400,24 @@ ONNX = {
     "a mistake in the merged graph alone": Mutation(
         node("Concat", d1, swap_inputs), files="*merged*",
         tap=f"{D1}.self_attention", path="cached, merged, tapped", culprit="keys: ",
+    ),
+    # Texts side by side
+    "a window of five keys, not four": Mutation(
+        node("GroupQueryAttention", f"{d1}/self_attention", attribute(local_window_size=5)), model="side by side",
+        tap=D1, attribute=f"step_cpu: {d1}/self_attention/GroupQueryAttention",
+    ),
+    "a bound of another size": Mutation(
+        node("GroupQueryAttention", f"{d0}/self_attention", attribute(softcap=2.5)), model="side by side",
+        tap=D0, attribute=f"step_cpu: {d0}/self_attention/GroupQueryAttention",
+    ),
+    "a layer that isn't turned": Mutation(
+        node("GroupQueryAttention", f"{d0}/self_attention", attribute(do_rotary=0)), model="side by side", tap=D0,
+    ),
+    "frequencies of the other layers": Mutation(
+        reads(f"{d1}/self_attention/GroupQueryAttention", "positions.1.cos", "positions.cos"), model="side by side",
+        tap=D1,
+    ),
+    "the least likely token": Mutation(
+        output_of("candidate_tokens", "ArgMax", become("ArgMin"), inputs=1), model="side by side", search="greedy",
     ),
 }  # fmt: skip

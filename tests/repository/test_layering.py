@@ -44,6 +44,7 @@ OWNERS = {
         "export.runtime.sessions",
         "export.runtime.transformer",
         "export.targets.cpu.runtime",
+        "export.targets.cpu.texts",
         "export.search.runtime",
         "export.validate",
     ),

@@ -5,6 +5,7 @@
     decoder_cpu           runs once per token; writes its cache in place, in buffers bound as input and as output
     classifier_rows_cpu   in a search among given ids: runs once per batch
     decoder_listed_cpu    in a search among given ids: runs once per token
+    step_cpu, prompt_cpu  a decoder alone: see decoder.py
 
 `top_k` and `largest` find the largest of many values in standard operators (see also `top_k` in `decoding/arrays.py`).
 ONNX Runtime's TopK and ArgMax look at one value after the other. Here one pass takes the maximum of each block of about
@@ -22,8 +23,20 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.graph.builder import GraphBuilder
-from export.interface import BIASES, DECODER_CPU, ENCODER_CPU, LISTED_CPU, MODEL, ROWS, ROWS_CPU, Ports, Request
-from export.nn.cache import LayerCache
+from export.interface import (
+    BIASES,
+    DECODER_CPU,
+    ENCODER_CPU,
+    LISTED_CPU,
+    MODEL,
+    PROMPT_CPU,
+    ROWS,
+    ROWS_CPU,
+    STEP_CPU,
+    Ports,
+    Request,
+)
+from export.nn.cache import KeyValues, LayerCache
 from export.nn.masks import pooling_weights
 from export.nn.primitives import Op, branch
 from export.nn.rows import Rows, mark
@@ -32,6 +45,7 @@ from export.targets.attention import AttentionTap, head_outputs
 from export.targets.sentence_embedding import vector_outputs
 from mlx_transformer.decoding.steps import EXCLUDED
 
+from .decoder import Buffers, TextsCache, TextsTransformer
 from .network import OPSETS, CpuCache, CpuTransformer, InPlace, Sources, join_reshapes, use_gemm
 
 MANY = 16384
@@ -48,7 +62,7 @@ def top_k(op: Op, x: ir.Value, count: ir.Value, width: int | None) -> tuple[ir.V
     block = block_size(width)
     if block is None or width is None:
         return op.TopK(x, count, _outputs=2)
-    shortlist = Shortlist.of(op, x, op.Min(count, [width // block]), block)
+    shortlist = Shortlist.of(op, x, op.Min(count, [width // block]), block, width)
     values, place = op.TopK(op.Flatten(shortlist.values), count, _outputs=2)
     return values, shortlist.places(op, place)
 
@@ -59,9 +73,9 @@ def largest(op: Op, x: ir.Value, offsets: ir.Value, excluded: int, width: int | 
     At most `excluded` offsets may differ from zero, and they must be negative. width: V, or None if it isn't fixed.
     """
     block = block_size(width)
-    if block is None:
+    if block is None or width is None:
         return op.ArgMax(op.Add(x, offsets), axis=-1, keepdims=1)
-    shortlist = Shortlist.of(op, x, [excluded + 1], block)
+    shortlist = Shortlist.of(op, x, [excluded + 1], block, width)
     block_offsets = op.Gather(op.Reshape(offsets, [-1, block]), shortlist.blocks, axis=0)
     return shortlist.places(op, op.ArgMax(op.Flatten(op.Add(shortlist.values, block_offsets)), axis=-1, keepdims=1))
 
@@ -89,9 +103,9 @@ class Shortlist:
     """W"""
 
     @classmethod
-    def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], block: int) -> Shortlist:
-        """The `count` (1,) blocks that hold the `count` largest values of each row of x (R, V)."""
-        blocks = op.Reshape(x, [0, -1, block])  # (R, V/W, W)
+    def of(cls, op: Op, x: ir.Value, count: ir.Value | list[int], block: int, width: int) -> Shortlist:
+        """The `count` (1,) blocks that hold the `count` largest values of each row of x (R, V). width: V."""
+        blocks = op.Reshape(x, [-1, width // block, block])  # (R, V/W, W); R may be 0
         _, best = op.TopK(op.ReduceMax(blocks, [2], keepdims=0), count, _outputs=2)
         best, _ = op.TopK(best, count, largest=0, _outputs=2)
         return cls(op.GatherND(blocks, op.Unsqueeze(best, [2]), batch_dims=1), best, block)
@@ -241,7 +255,7 @@ def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[i
     op, inputs = g.op, g.inputs
 
     def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-        return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, inputs["bans"], EXCLUDED, vocab_size)
+        return likeliest(op, logits, inputs["bans"], vocab_size)
 
     def beam(op: Op) -> tuple[ir.Value, ir.Value]:
         log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), inputs["candidates"], vocab_size)
@@ -259,6 +273,44 @@ def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[i
     return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
+def likeliest(op: Op, logits: ir.Value, bans: ir.Value, vocab_size: int | None) -> tuple[ir.Value, ir.Value]:
+    """The greedy candidates of `choice`: sums of logits (R, V) and likeliest tokens, both (R, 1)."""
+    return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, bans, EXCLUDED, vocab_size)
+
+
+def step_cpu(request: Request) -> GraphBuilder:
+    """
+    input_ids (R, S) --> embedding ----------> Decoder --> classifier --> logits (W, V) --> candidate_{scores,tokens}
+    last_positions (R) --> position --^  ^  ^  ^  ^ \\--> present.N.{key,value}: the same buffers
+    total_length () --> the operator ----/  |  |  |
+    past.N.{key,value} (R, K, L, d) --------/  |  |
+    places (W), the tokens whose logits are wanted; bans (V): see `choice`
+
+    R texts of any lengths and one new token of each, or one text and S new tokens.
+    """
+    g = CpuGraphBuilder.declared(STEP_CPU, request)
+    logits, cache = _read(g, request, g.inputs["places"])
+    scores, tokens = likeliest(g.op, logits, g.inputs["bans"], request.config.vocab_size)
+    g.give(candidate_scores=scores, candidate_tokens=tokens, logits=logits, cache=cache)
+    return g
+
+
+def prompt_cpu(request: Request) -> GraphBuilder:
+    """step_cpu without logits: it ends behind the last layer's keys and values."""
+    g = CpuGraphBuilder.declared(PROMPT_CPU, request)
+    g.give(cache=_read(g, request, None)[1])
+    return g
+
+
+def _read(g: CpuGraphBuilder, request: Request, places: ir.Value | None) -> tuple[ir.Value, list[KeyValues]]:
+    """Logits (W, V) of the tokens at these places (None: at none), and every layer's keys and values."""
+    ids, last = g.inputs["target_ids"], g.inputs["last_positions"]
+    layers = [Buffers(*pair, last, g.inputs["total_length"], ids) for pair in g.pairs("cache")]
+    model = TextsTransformer(request.config, places)
+    logits = model.step(g.op, g.op.Reshape(ids, [-1]), TextsCache(g.op, layers, last, ids), tap=g.tap)
+    return logits, [layer.contents() for layer in layers]
+
+
 BUILDERS = {
     "encoder-decoder": {
         ENCODER_CPU: encoder_cpu,
@@ -267,4 +319,5 @@ BUILDERS = {
         LISTED_CPU: decoder_listed_cpu,
     },
     "encoder": {MODEL: encoder_alone},
+    "decoder": {STEP_CPU: step_cpu, PROMPT_CPU: prompt_cpu},
 }

@@ -48,6 +48,15 @@ POSITIONS = 32
 LOGITS = ("logits",)
 
 
+def run_options() -> ort.RunOptions:
+    """Options of every run."""
+    options = ort.RunOptions()
+    # Without this entry Python's binding looks for it at every step and handles an exception (50 us). "-1" captures no
+    # graph.
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    return options
+
+
 class CpuModel(Model):
     """encoder_cpu and decoder_cpu. Several threads may decode at the same time, each its own batch.
 
@@ -69,10 +78,7 @@ class CpuModel(Model):
         self.listed = functools.cache(listed)
         self.single_threaded = None if single_threaded is None else functools.cache(single_threaded)
         self.memory = BufferPool()
-        self.options = ort.RunOptions()
-        # Without this entry Python's binding looks for it at every step and handles an exception (50 us). "-1" captures
-        # no graph.
-        self.options.add_run_config_entry("gpu_graph_id", "-1")
+        self.options = run_options()
         self.encoder = PortSession(encoder, GRAPHS[ENCODER_CPU](request), self.options)
         self.decoder = StepGraph(decoder, GRAPHS[DECODER_CPU](request), self.config, self.memory, self.options)
 

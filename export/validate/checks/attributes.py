@@ -57,6 +57,10 @@ ABSENT = {
     "is_causal": 0,
     "softcap": 0.0,
     "stash_type": 1,
+    "local_window_size": -1,
+    "do_rotary": 0,
+    "rotary_interleaved": 0,
+    "smooth_softmax": 0,
 }
 """Operators' defaults, for nodes without the attribute."""
 
@@ -93,6 +97,16 @@ def expected_attributes(config: TransformerConfig, stack: str = "") -> dict[str,
             "scale": _one_of(scales),
             "is_causal": (0,),
             "softcap": (0.0,),
+        },
+        "GroupQueryAttention": {
+            "num_heads": attention["num_heads"],
+            "kv_num_heads": _one_of(c.key_value_heads for c in stacks),
+            "scale": _one_of(scales),
+            "local_window_size": _one_of(c.window or -1 for c in stacks),
+            "softcap": _one_of(_float32(c.score_cap or 0.0) for c in stacks),
+            "do_rotary": (*_one_of(int(c.positions == "rotary") for c in stacks), 0),
+            "rotary_interleaved": (0,),
+            "smooth_softmax": (0,),
         },
         "FusedMatMul": {"alpha": _one_of(scales)},
         "Gelu": {"approximate": gelu},
@@ -204,7 +218,8 @@ OPERATORS = frozenset(
     " Where"
     # Compute:
     " Abs Add Clip Div Gemm LogSoftmax MatMul Max Min Mul Neg Pow ReduceMax ReduceMean ReduceSum Softmax Sqrt Sub TopK"
-    " Attention DecoderMaskedMultiHeadAttention FusedMatMul LayerNormalization MultiHeadAttention RMSNormalization"
+    " Attention DecoderMaskedMultiHeadAttention FusedMatMul GroupQueryAttention LayerNormalization"
+    " MultiHeadAttention RMSNormalization"
     # Contain graphs:
     " If Loop".split()
 )

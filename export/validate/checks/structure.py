@@ -28,6 +28,7 @@ from export.interface import (
     ENCODER,
     ENCODER_CPU,
     MODEL,
+    STEP_CPU,
     TEXT_OUTPUTS,
 )
 from export.precision.packed import A, B
@@ -196,6 +197,8 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
         names = [MODEL]
     elif ENCODER_CPU in files:
         names = [ENCODER_CPU, DECODER_CPU]
+    elif STEP_CPU in files:
+        names = [STEP_CPU]
     else:
         names = [ENCODER, DECODER_FIRST if DECODER_FIRST in files else DECODER_MERGED]
     total, used = np.zeros(2, int), set()

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from export.interface import ENCODER_CPU
+from export.interface import ENCODER_CPU, STEP_CPU
 from export.runtime.folder import has_graph, has_row_per_token
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.system.errors import UserError
@@ -44,6 +44,7 @@ ENGINES = {
 # Engines for exports that only ONNX Runtime runs: a single file with the search, and graphs of target cpu.
 ONE_FILE = "opaque_engines:SearchEngine"
 CPU, CPU_ENCODER = "cpu_engine:CpuEngine", "cpu_engine:CpuEncoderEngine"
+CPU_DECODER = "cpu_engine:CpuDecoderEngine"
 DEFAULT = ("mlx", "onnxruntime")
 
 
@@ -96,7 +97,9 @@ def _graphs_for(runtime: str, onnx: Path | None) -> tuple[Path, str]:
     if onnx.is_file():
         place = ONE_FILE
     else:
-        place = CPU if has_graph(onnx, ENCODER_CPU) else CPU_ENCODER if has_row_per_token(onnx) else ""
+        own = {ENCODER_CPU: CPU, STEP_CPU: CPU_DECODER}
+        place = next((engine for graph, engine in own.items() if has_graph(onnx, graph)), "")
+        place = place or (CPU_ENCODER if has_row_per_token(onnx) else "")
     if place == ONE_FILE and runtime != "onnxruntime":
         raise UserError(f"{onnx}: is one file; {runtime} needs the folder of an exported model")
     if place and runtime != "onnxruntime":

@@ -8,9 +8,11 @@ Shapes: N tokens of all sources, B sentences, S source, T target tokens (a run e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from mlx_transformer.decoding.options import Options
 from mlx_transformer.decoding.search import generate
 from mlx_transformer.system.errors import UserError
 
-from .onnx_engine import TappedSession
+from .onnx_engine import TappedSession, cached
 from .onnxruntime_engine import OnnxRuntimeEngine
 
 Array = NDArray
@@ -163,6 +165,70 @@ class CpuEncoderEngine(CpuEngine):
 
     def _logits_of(self, graphs: Any, case: Case) -> Array:
         return graphs.logits(case.inputs, case.source_mask)
+
+
+class CpuDecoderEngine(CpuEngine):
+    """ONNX Runtime on the CPU with a decoder alone: step_cpu, in lower precisions with prompt_cpu."""
+
+    def cached_logits(self, case: Case) -> dict[str, Array]:
+        return {"cached": cached(self.graphs, case), "side by side": self._side_by_side(case)}
+
+    def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
+        passes: dict[str, list[Array]] = {}
+
+        def step(ids: Array, cache: Any) -> Array:
+            self._observed, real = {}, np.ones_like(ids) if len(cache.texts) else cache.mask
+            logits = self.tapped.step(ids, cache)
+            for name, runs in {**self._observed, "logits": [logits[real.astype(bool)]]}.items():
+                passes.setdefault(name, []).append(_placed(real, runs))
+            return logits
+
+        cached(SimpleNamespace(begin=self.tapped.begin, step=step), case)
+        return {"cached": {name: np.concatenate(parts, axis=1) for name, parts in passes.items()}}
+
+    def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
+        return {name: value for name, value in self.taps(case).items() if name in names}
+
+    def _side_by_side(self, case: Case) -> Array:
+        """The logits where each text joins others behind two parts of a prompt, goes on by single tokens, and leaves.
+
+        In the prompts, which have none, those of a full pass.
+        """
+        logits, real = self.logits(case), case.source_mask.astype(bool)
+        tokens = [row[there].tolist() for row, there in zip(case.ids, real, strict=True)]
+        places = [np.flatnonzero(there) for there in real]
+        waiting, running = deque(range(len(tokens))), list[int]()
+        together = self.graphs.texts()
+        while waiting or running:
+            if waiting:
+                running.append(row := waiting.popleft())
+                begun, text = len(tokens[row]) // 2, self.graphs.texts()
+                text.add(tokens[row][: begun // 3])
+                text.read(tokens[row][begun // 3 : begun])
+                together.join(text)
+            at = together.lengths.tolist()
+            steps = together.step([tokens[row][i] for row, i in zip(running, at, strict=True)])
+            for row, i, values in zip(running, at, steps, strict=True):
+                logits[row, places[row][i]] = values
+            for k in reversed(range(len(running))):
+                if together.lengths[k] == len(tokens[running[k]]):
+                    together.leave(k)
+                    running[k] = running[-1]
+                    running.pop()
+        return logits
+
+    def _joined(self, name: str, runs: Sequence[Array], case: Case) -> Array:
+        return _placed(case.source_mask, runs)
+
+    def _logits_of(self, graphs: Any, case: Case) -> Array:
+        return graphs.logits(case.inputs, case.source_mask)
+
+
+def _placed(real: Array, runs: Sequence[Array]) -> Array:
+    """Rows (N, D) of several runs at the tokens' places (B, T), 1 in `real`: (B, T, D), 0 elsewhere."""
+    placed = np.zeros((*real.shape, runs[0].shape[-1]), runs[0].dtype)
+    placed[real.astype(bool)] = np.concatenate(runs)
+    return placed
 
 
 def show_scores(graph: onnx.GraphProto, points: Sequence[str]) -> list[str]:

@@ -173,21 +173,21 @@ class OnnxEngine(OnnxFiles):
         if not way:
             return self._taps_of(lambda: _logits(model, case))
         encode = model.encode if isinstance(model, EncoderDecoderGraphs) else lambda *_: None
-        return self._taps_of(lambda: _cached(model, case, encode(case.inputs, case.source_mask)))
+        return self._taps_of(lambda: cached(model, case, encode(case.inputs, case.source_mask)))
 
     @contextmanager
     def searching(self) -> Iterator[Any]:
         yield self._model()
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
-        return {path: _cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
+        return {path: cached(self._model({}, only), case, self._memory(case)) for path, only in self._ways().items()}
 
     def cached_taps(self, case: Case) -> dict[str, dict[str, Array]]:
         """See `Engine`. The encoder has no cache and isn't tapped again."""
         taps = {}
         for path, only in self._ways().items():
             model = self._model(self._tapping(*(name for name in only if name != ENCODER)), only)
-            taps[path] = self._taps_of(lambda model=model: _cached(model, case, self._memory(case)))
+            taps[path] = self._taps_of(lambda model=model: cached(model, case, self._memory(case)))
         return taps
 
     def attention(self, case: Case) -> dict[str, Array]:
@@ -199,7 +199,7 @@ class OnnxEngine(OnnxFiles):
 
         runs = {PLAIN: lambda: _logits(self._model(watched(self._full_pass())), case, memory)}
         for path, only in self._ways().items():
-            runs[path] = lambda only=only: _cached(self._model(watched(only), only), case, memory)
+            runs[path] = lambda only=only: cached(self._model(watched(only), only), case, memory)
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
 
     def vectors(self, case: Case) -> dict[Kind, Array]:
@@ -276,7 +276,8 @@ def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     return model.logits(case.inputs, mask)
 
 
-def _cached(model: Graphs, case: Case, memory: Array | None) -> Array:
+def cached(model: Any, case: Case, memory: Array | None = None) -> Array:
+    """Run the passes of a case with a cache. memory: the encoder's output, if there is one."""
     assert not isinstance(model, EncoderGraphs)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None

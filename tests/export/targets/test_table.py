@@ -29,12 +29,14 @@ def test_no_target_is_asked_for_by_its_name():
 
 
 def test_graphs_of_another_target_are_told_and_recorded(tmp_path):
-    config, lines = alone("paper", "decoder"), []
+    config, lines = dataclasses.replace(alone("paper", "decoder"), positions="relative"), []
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
     folder = export_onnx(checkpoint, tmp_path / "onnx", target="cpu", log=lines.append)
     reason = target_of("cpu").supports(config)
     assert lines == [f"model.onnx: written as target portable has it: {reason}"]
-    assert "encoder-decoder and encoder alone, not for architecture='decoder'" in reason
+    assert reason == (
+        "target cpu has no graphs of its own for decoders alone with positions='relative', which its attention lacks"
+    )
     recorded = json.loads((folder / "mlx_transformer.json").read_text(encoding="utf-8"))
     assert recorded["target"] == "cpu"
     assert recorded["graphs"] == {"target": "portable", "why": reason}
@@ -57,8 +59,9 @@ def test_graphs_of_its_own_need_no_word(target, tmp_path):
 
 def test_a_target_with_nothing_in_its_place_refuses():
     bare = dataclasses.replace(target_of("cpu"), otherwise=None)
-    with pytest.raises(UserError, match="architecture='decoder': choose another target"):
-        bare.graph_names(alone("paper", "decoder"))
+    relative = dataclasses.replace(alone("paper", "decoder"), positions="relative")
+    with pytest.raises(UserError, match="positions='relative', which its attention lacks: choose another target"):
+        bare.graph_names(relative)
 
 
 def test_the_search_names_the_targets_that_have_one(tmp_path):

@@ -1,0 +1,313 @@
+"""Runs the graphs of a decoder alone in target `cpu`: `Texts`, any number of texts continued side by side.
+
+    model = OnnxTransformer("chat-onnx").graphs
+    running = model.texts()
+    text = model.texts()
+    text.add(prompt[:128])           # read without logits; a long prompt in parts, with steps of others between them
+    text.read(prompt[128:-1])
+    row = running.join(text)         # behind the texts already running
+    logits = running.step([prompt[-1]])  # (R, V): reads one token of each text, of any lengths
+    running.leave(row)               # the last text takes its row
+
+The last token of a prompt goes to `step`, which returns the logits behind it. To reuse a prefix, `take` a copy of a
+text's first positions (or `cut` the text itself) and `read` on from there.
+
+Each text's keys and values are a row of buffers (rows, K, L, d), bound to the graph as input and output. The graph
+writes new positions in place, nothing is copied between steps, and no position beyond a text's own length is ever read.
+The buffers grow by doubling.
+
+A prompt is read alone, `CHUNK` tokens at a time, so its keys and values don't depend on its neighbours.
+
+Shapes: R texts, S new tokens of a text, K key-value heads, L positions of the buffers, d one head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.interface import GRAPHS, PROMPT_CPU, STEP_CPU, Request, grouped_shape
+from export.targets.portable.runtime import CausalGraphs
+from export.targets.session import Session
+from mlx_transformer.core.inputs import Sources
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.decoding.steps import Batch, Decoder, Strategy
+
+from .runtime import LOGITS, MoveUp, run_options
+from .search import strategy
+from .step_graph import Buffer, BufferPool, StepGraph
+
+CHUNK = 128
+"""Tokens of a prompt read at a time: their activations stay in the processor's cache."""
+ROOM = 64
+"""Least positions of new buffers."""
+
+
+class Texts:
+    """Texts being continued, one a row. Not for several threads at once."""
+
+    def __init__(self, step: StepGraph, prompt: StepGraph, outputs: Sequence[str] = LOGITS):
+        """step, prompt: the graphs. outputs: the values that `step` returns."""
+        self.graph, self.prompt, self.outputs = step, prompt, outputs
+        self.ids: list[list[int]] = []
+        """The tokens read so far of each text."""
+        self.lengths = np.zeros(0, np.int32)
+        """Their numbers (R,)."""
+        self.buffers: list[Buffer] = []
+        """Keys and values of each layer (rows, K, L, d): at least R rows, and room for the longest text."""
+        self.bans = np.zeros(step.config.vocab_size, np.float32)
+        self._binding: Any = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def longest(self) -> int:
+        return int(self.lengths.max(initial=0))
+
+    @property
+    def room(self) -> int:
+        """Positions that the buffers have room for."""
+        return self.buffers[0].shape[2] if self.buffers else 0
+
+    def step(self, ids: Any) -> Any:
+        """Read the next token (R,) of each text; returns the logits (R, V), or the requested outputs as a tuple.
+
+        The next `step` overwrites the result.
+        """
+        self.make_room(len(self), self.longest + 1)
+        if self._binding is None:
+            self._bind()
+        self._new[:, 0] = ids
+        self._total[...] = self.longest + 1
+        self.graph.session.run_with_iobinding(self._binding, self.graph.options)
+        self.lengths += 1
+        for text, token in zip(self.ids, self._new[:, 0].tolist(), strict=True):
+            text.append(token)
+        return self._results[0] if len(self._results) == 1 else self._results
+
+    def add(self, ids: Iterable[int] = ()) -> int:
+        """Begin a text behind the others by reading these tokens; returns its row."""
+        self.make_room(len(self) + 1, self.longest)
+        self.ids.append([])
+        self._set_lengths([*self.lengths, 0])
+        self.read(ids, len(self) - 1)
+        return len(self) - 1
+
+    def read(self, ids: Iterable[int], row: int = -1) -> None:
+        """Read further tokens of a text, the last one by default, without logits."""
+        tokens = list(ids)
+        for i in range(0, len(tokens), CHUNK):
+            self._read(self.prompt, tokens[i : i + CHUNK], row, {})
+
+    def logits(self, ids: Sequence[int], row: int = -1) -> NDArray[np.float32]:
+        """Read further tokens (S,) of a text; returns the logits (S, V) behind each."""
+        made = np.empty((len(ids), self.graph.config.vocab_size), np.float32)
+        for i in range(0, len(ids), CHUNK):
+            tokens = ids[i : i + CHUNK]
+            self._read(self.graph, tokens, row, {"logits": made[i : i + len(tokens)]})
+        return made
+
+    def join(self, other: Texts) -> int:
+        """Move the texts of `other`, which is then empty, behind these; returns the first one's row."""
+        first, count = len(self), len(other)
+        if first:
+            self.make_room(first + count, other.longest)
+            for x, y in zip(self.buffers, other.buffers, strict=True):
+                x[first : first + count, :, : other.longest] = y[:count, :, : other.longest]
+        else:
+            self.buffers = other.buffers
+        self.ids += other.ids
+        self._set_lengths([*self.lengths, *other.lengths])
+        other.clear()
+        return first
+
+    def leave(self, row: int) -> None:
+        """End a text; the last text takes its row."""
+        last = len(self) - 1
+        if row != last:
+            for x in self.buffers:
+                x[row, :, : self.lengths[last]] = x[last, :, : self.lengths[last]]
+        self.ids[row] = self.ids[last]
+        self.lengths[row] = self.lengths[last]
+        self.ids.pop()
+        self._set_lengths(self.lengths[:last])
+
+    def take(self, row: int, length: int) -> Texts:
+        """A copy of the first `length` positions of a text."""
+        copy = Texts(self.graph, self.prompt, self.outputs)
+        copy.make_room(1, length)
+        for x, y in zip(copy.buffers, self.buffers, strict=True):
+            x[0, :, :length] = y[row, :, :length]
+        copy.ids = [self.ids[row][:length]]
+        copy._set_lengths([length])
+        return copy
+
+    def cut(self, row: int, length: int) -> None:
+        """Forget the positions of a text from `length` on."""
+        del self.ids[row][length:]
+        self.lengths[row] = length
+
+    def clear(self) -> None:
+        """End all texts, and let go of the buffers."""
+        self.ids, self.buffers = [], []
+        self._set_lengths([])
+
+    def select(self, rows: NDArray, first: int = 0) -> None:
+        """Continue row i from the old row rows[i]. first: positions before it are the same in both."""
+        self.make_room(max(len(rows), len(self)), self.longest)
+        move = MoveUp(rows)
+        for x in self.buffers:
+            move(x[: max(len(rows), len(self)), :, first : self.longest])
+        self.ids = [list(self.ids[row]) for row in rows]
+        self._set_lengths(self.lengths[rows])
+
+    def make_room(self, rows: int, positions: int) -> None:
+        """Make the buffers large enough for so many texts and positions; what they hold stays."""
+        had, room = (len(self.buffers[0]) if self.buffers else 0), self.room
+        if rows <= had and positions <= room and self.buffers:
+            return
+        rows = max(rows, min(2 * had, 2 * rows)) if rows > had else had
+        if positions > room or not room:
+            most = max(positions, self.graph.config.max_positions)
+            room = min(max(ROOM, 2 * positions), most)
+        shapes = [grouped_shape(layer) for layer in self.graph.config.layers("decoder") for _ in range(2)]
+        buffers = [np.empty((rows, shape.heads, room, shape.key_width), np.float32) for shape in shapes]
+        for new, old in zip(buffers, self.buffers, strict=False):
+            new[: len(self), :, : self.longest] = old[: len(self), :, : self.longest]
+        self.buffers, self._binding = buffers, None
+
+    def _set_lengths(self, lengths: Any) -> None:
+        """Set the lengths of the texts after their number or rows changed."""
+        self.lengths, self._binding = np.array(lengths, np.int32), None
+
+    def _read(self, graph: StepGraph, ids: Sequence[int], row: int, results: Mapping[str, NDArray]) -> None:
+        """Run a graph over new tokens (S,) of a text. results: arrays for its outputs, (S, ...) each."""
+        row = range(len(self))[row]
+        length = int(self.lengths[row]) + len(ids)
+        self.make_room(len(self), length)
+        tokens = np.array([ids], np.int64)
+        wanted = np.arange(len(ids) if results else 0)
+        last, total = np.array([length - 1], np.int32), np.array(length, np.int32)
+        binding = self._bound(graph, slice(row, row + 1), tokens, last, total, wanted)
+        for value, x in results.items():
+            binding.bind_ortvalue_output(graph.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
+        graph.session.run_with_iobinding(binding, graph.options)
+        self.lengths[row] = length
+        self.ids[row] += tokens[0].tolist()
+
+    def _bind(self) -> None:
+        """Bind the arrays of a step, which keep their places until rows or buffers change."""
+        count, v = len(self), self.graph.config.vocab_size
+        self._new, self._total = np.zeros((count, 1), np.int64), np.array(0, np.int32)
+        # The position of a text's new token is the number of its tokens so far.
+        self._binding = self._bound(self.graph, slice(count), self._new, self.lengths, self._total, np.arange(count))
+        kinds = {"logits": (np.float32, v), "candidate_scores": (np.float32, 1), "candidate_tokens": (np.int64, 1)}
+        self._results = tuple(np.empty((count, kinds[value][1]), kinds[value][0]) for value in self.outputs)
+        for value, x in zip(self.outputs, self._results, strict=True):
+            self._binding.bind_ortvalue_output(self.graph.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
+
+    def _bound(
+        self, graph: StepGraph, rows: slice, ids: NDArray, last: NDArray, total: NDArray, places: NDArray
+    ) -> Any:
+        """A binding of these rows of the buffers and of the graph's other inputs (`export/interface.py`)."""
+        binding = graph.session.io_binding()
+        inputs = {"target_ids": ids, "last_positions": last, "total_length": total, "places": places}
+        for value, x in {**inputs, "bans": self.bans}.items():
+            if value in graph.inputs:
+                binding.bind_cpu_input(graph.inputs[value], x)
+        for value, x in zip(graph.cache, self.buffers, strict=True):
+            buffer = ort.OrtValue.ortvalue_from_numpy(x[rows])
+            binding.bind_ortvalue_input(graph.inputs[value], buffer)
+            binding.bind_ortvalue_output(graph.outputs[value], buffer)
+        return binding
+
+
+class TextsDecoder(Decoder):
+    """A search's texts; its rows are hypotheses, those of a sentence side by side and equally long."""
+
+    def __init__(self, texts: Texts):
+        self.texts, self.shared = texts, 0
+
+    @property
+    def bans(self) -> NDArray[np.float32]:
+        return self.texts.bans
+
+    def step(self, ids: NDArray) -> Any:
+        return self.texts.step(ids)
+
+    def repeat(self, times: int) -> None:
+        self.texts.select(np.repeat(np.arange(len(self.texts)), times))
+        self.shared = int(self.texts.lengths.min())
+
+    def reorder(self, rows: NDArray) -> None:
+        self.texts.select(rows, self.shared)
+
+    def keep(self, rows: NDArray) -> None:
+        self.texts.select(rows)
+
+
+class TextsCache:
+    """The state of `DecoderGraphs.step`: rows with padding at the left of their first tokens."""
+
+    def __init__(self, texts: Texts, mask: NDArray):
+        self.texts, self.mask = texts, mask
+
+
+class DecoderGraphs(CausalGraphs):
+    """step_cpu, in lower precisions with prompt_cpu. Several threads may continue texts at the same time, each its
+    own."""
+
+    def __init__(self, request: Request, sessions: Mapping[str, Session]):
+        self.config, self.options = request.config, run_options()
+        graphs = {
+            name: StepGraph(session, GRAPHS[name](request), self.config, BufferPool(), self.options)
+            for name, session in sessions.items()
+        }
+        self.graph = graphs[STEP_CPU]
+        self.prompt = graphs.get(PROMPT_CPU, self.graph)
+        self._kept: deque[Texts] = deque(maxlen=1)
+        """The text of the last search of one text."""
+
+    def texts(self, outputs: Sequence[str] = LOGITS) -> Texts:
+        """No text yet. outputs: what its `step` returns: logits, candidate_scores, candidate_tokens."""
+        return Texts(self.graph, self.prompt, outputs)
+
+    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
+        return strategy(batch, options, self.config, scored) if options.beam == 1 else None
+
+    def begin(self, mask: NDArray) -> Any:
+        return TextsCache(self.texts(), mask)
+
+    def step(self, ids: NDArray, cache: Any) -> NDArray:
+        """Logits (R, L, V) after the new tokens `ids` (R, L); on padding, 0."""
+        texts, real = cache.texts, np.ones_like(ids)
+        if not len(texts):
+            real = cache.mask
+            for _ in ids:
+                texts.add()
+        elif ids.shape[1] == 1:
+            return texts.step(ids[:, 0]).copy()[:, None]
+        logits = np.zeros((*ids.shape, self.config.vocab_size), np.float32)
+        for row, tokens in enumerate(ids):
+            there = real[row].astype(bool)
+            logits[row, there] = texts.logits(tokens[there].tolist(), row)
+        return logits
+
+    def start(
+        self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
+    ) -> tuple[TextsDecoder, Any]:
+        """Read the prompts for a search; returns the decoder and the first step's logits (B, V) or other outputs."""
+        prompts = [row.tolist() for row in sources]
+        texts = self.texts(outputs)
+        texts.make_room(len(prompts), max(map(len, prompts)))
+        for prompt in prompts:
+            texts.add(prompt[:-1])
+        if bans is not None:
+            texts.bans[:] = bans
+        return TextsDecoder(texts), texts.step([prompt[-1] for prompt in prompts])

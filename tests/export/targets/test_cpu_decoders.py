@@ -1,0 +1,136 @@
+"""Decoders alone in target cpu: the same logits and tokens as portable's, alone and beside texts of any lengths that
+join and leave, at every cut of a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from combined import thinned
+from small_models import DECODER, SIZES, random_weights
+
+from export import OnnxTransformer, export_onnx
+from export.targets.cpu import texts as runtime
+from export.validate import compare
+from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
+
+WIDE: dict[str, Any] = dict(d_model=64, heads=4, key_value_heads=2, d_k=16, d_v=16, positions="rotary", norm="rmsnorm")
+WIDE |= dict(norm_placement="pre", gated=True, activation="silu", vocab_size=90)
+MODELS: dict[str, dict[str, Any]] = {
+    "turned inside": WIDE,
+    "windows, two bases": {**WIDE, "layer_pattern": [{"window": 5}, {"rotary_base": 100.0}], "score_cap": 2.0},
+    "a part turned, no position": {**WIDE, "rotary_width": 8, "layer_pattern": [{}, {"positions": "none"}]},
+    "norms of heads": {**WIDE, "query_key_norm": True, "layer_pattern": [{}, {"query_key_norm_place": "after"}]},
+    "norm of all heads": {**WIDE, "query_key_norm": True, "query_key_norm_place": "width", "norm_placement": "after"},
+    "learned": dict(positions="learned", attention_bias=True, tie_embeddings="none", output_bias=True),
+    "padded heads": dict(d_k=6, d_v=10, key_value_heads=1, positions="rotary", attention_scale=0.3),
+}
+OPTIONS: list[dict[str, Any]] = [{}, {"beam": 3}, {"sample": True, "seed": 4}, {"min_new_tokens": 8}]
+OPTIONS += [{"no_repeat_ngram": 2}]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [20], [31, 32, 33], [40, 41, 42, 43, 44, 45]]
+
+
+def written(folder: Path, changes: dict[str, Any]) -> tuple[Path, Path]:
+    config = TransformerConfig(**{**SIZES, **DECODER, **changes})
+    checkpoint = save_checkpoint(folder / "model", config, random_weights(config))
+    return checkpoint, export_onnx(checkpoint, folder / "cpu", target="cpu")
+
+
+def logits_of(graphs: Any, tokens: list[int]) -> np.ndarray:
+    texts = graphs.texts()
+    texts.add()
+    return texts.logits(tokens)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OnnxTransformer:
+    _, folder = written(tmp_path_factory.mktemp("decoder"), MODELS["windows, two bases"])
+    return OnnxTransformer(folder, threads=1)
+
+
+@pytest.mark.parametrize("name", thinned(MODELS, 3))
+def test_every_kind_of_attention(name: str, tmp_path: Path) -> None:
+    checkpoint, cpu = written(tmp_path, MODELS[name])
+    report = compare(checkpoint, cpu, ["onnxruntime"], seed=3, threads=1)
+    assert report.equal, report.failures()
+    assert "side by side" in {point.path for point in report.points}
+    model, portable = (OnnxTransformer(f, threads=1) for f in (cpu, export_onnx(checkpoint, tmp_path / "portable")))
+    assert model.sessions.keys() == {"step_cpu"}
+    choices: list[dict[str, Any]] = [
+        {},
+        {"beam": 3},
+        {"sample": True, "seed": 4},
+        {"min_new_tokens": 8},
+        {"no_repeat_ngram": 2},
+    ]
+    for options in choices:
+        made = [each.generate(PROMPTS, max_new_tokens=12, **options) for each in (model, portable)]
+        assert made[0] == made[1], options
+
+
+def test_texts_join_leave_and_are_cut(model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the neighbours, a text's logits are its own; and memory that no text wrote is never read."""
+    empty = np.empty
+    monkeypatch.setattr(runtime.np, "empty", lambda shape, dtype=np.float32: np.full_like(empty(shape, dtype), -1e30))
+    graphs = model.graphs
+
+    running = graphs.texts()
+    expected: list[list[int]] = []
+
+    def step(*tokens: int) -> None:
+        logits = running.step(tokens)
+        for text, token, values in zip(expected, tokens, logits, strict=True):
+            text.append(token)
+            np.testing.assert_allclose(values, logits_of(graphs, text)[-1], rtol=1e-4, atol=1e-5)
+        assert running.ids == expected
+
+    for prompt in PROMPTS[:2]:
+        running.add(prompt)
+        expected.append([*prompt])
+    step(1, 2)
+    other = graphs.texts()
+    other.add(PROMPTS[2])
+    other.read([50, 51])
+    other.add(PROMPTS[3])
+    assert running.join(other) == 2
+    assert (len(other), other.ids) == (0, [])
+    expected += [[*PROMPTS[2], 50, 51], [*PROMPTS[3]]]
+    step(3, 4, 5, 6)
+    running.leave(1)
+    expected[1] = expected.pop()
+    step(7, 8, 9)
+    prefix = running.take(0, 5)
+    running.cut(2, 2)
+    del expected[2][2:]
+    step(10, 11, 12)
+    assert running.join(prefix) == 3
+    expected.append(expected[0][:5])
+    for token in range(20):  # beyond the window, and beyond the room of the first buffers
+        step(token, token + 1, token + 2, token + 3)
+    for _ in range(4):
+        running.leave(0)
+    assert (len(running), running.longest) == (0, 0)
+
+
+def test_every_cut_of_a_prompt(model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [3 + 7 * i % 80 for i in range(30)]
+    whole = logits_of(model.graphs, tokens)
+    for chunk in (1, 2, 7, 29):
+        monkeypatch.setattr(runtime, "CHUNK", chunk)
+        texts = model.graphs.texts()
+        texts.add(tokens[:-1])
+        np.testing.assert_allclose(texts.step([tokens[-1]])[0], whole[-1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(logits_of(model.graphs, tokens), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_step_by_step_as_portable(model: OnnxTransformer) -> None:
+    """`OnnxTransformer.start` and `step`: padding at the left, then one or several tokens of each row."""
+    ids, mask = np.array([[0, 0, 5, 6], [7, 8, 9, 10]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
+    cache = model.start(mask=mask)
+    logits = [model.step(ids, cache), model.step([[11], [12]], cache), model.step([[13, 14], [15, 16]], cache)]
+    for row, tokens in enumerate([[5, 6, 11, 13, 14], [7, 8, 9, 10, 12, 15, 16]]):
+        parts = np.concatenate([part[row] for part in logits])[-len(tokens) :]
+        np.testing.assert_allclose(parts, logits_of(model.graphs, tokens), rtol=1e-4, atol=1e-5)
