@@ -246,7 +246,7 @@ def test_single_file(target, tmp_path):
         path = export_search(
             checkpoint, tmp_path / f"{activations}.onnx", target=target, precision="int4", activations=activations
         )
-        report = compare(checkpoint, path, ["onnxruntime"], seed=2, threads=1)
+        report = compare(checkpoint, path, ["onnxruntime"], seed=2, longest=8, threads=1)
         assert report.equal, report.failures()
         assert report.runtimes[0].arithmetic.endswith(f"; {activations} activations")
         found[activations] = [best.score for (best,) in SearchModel(path, threads=1).search(rows(), max_new_tokens=6)]

@@ -106,7 +106,7 @@ def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path):
     """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference."""
     folder = model(scheme)
     export_onnx(folder, tmp_path / "onnx", force=True)
-    report = compare(folder, tmp_path / "onnx", seed=3, longest=12)
+    report = compare(folder, tmp_path / "onnx", seed=3, longest=12, searches=scheme.bits == 5)
     assert report.equal, report
     assert {w.runtime for w in report.weights} == set(unasked())
     assert all(not w.problems for w in report.weights)
@@ -114,7 +114,7 @@ def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path):
     scales = other["embedding.scales"]
     other["embedding.scales"] = scales ^ np.uint8(1) if scales.dtype == np.uint8 else scales * np.float32(1 + 2e-7)
     save_checkpoint(tmp_path / "other", wide(), other, quantization=open_checkpoint(folder).quantization, force=True)
-    assert not compare(tmp_path / "other", tmp_path / "onnx", ["onnxruntime"], seed=3, longest=4).equal
+    assert not compare(tmp_path / "other", tmp_path / "onnx", ["onnxruntime"], seed=3, longest=4, searches=False).equal
 
 
 def test_integers_are_not_rounded_again(model):

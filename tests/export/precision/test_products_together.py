@@ -130,8 +130,7 @@ def test_scales_in_another_order_are_found(tmp_path: Path) -> None:
     assert any("its result has the scales" in problem for problem in report.structures[0].wrong), report.structures
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("least", [-100, -0.75])
+@pytest.mark.parametrize(("activation", "least"), [("relu", -100), ("gelu", -0.75), ("gelu_tanh", -0.75)])
 def test_rows_without_a_number_above_zero(activation: str, least: float, tmp_path: Path) -> None:
     """Behind a Relu the largest number of a row of zeros is 0, whose reciprocal isn't finite; behind a Gelu, whose
     least is -0.17 at -0.75, the largest may be less than the largest magnitude."""
