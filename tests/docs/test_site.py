@@ -110,40 +110,6 @@ def test_a_comment_that_stands_for_nothing_is_an_error(line: str, said: str) -> 
         expand(line, ROOT, {}, lambda file, symbol, label: label)
 
 
-def luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-              for c in (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))]  # fmt: skip
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(a: str, b: str) -> float:
-    dark, light = sorted((luminance(a), luminance(b)))
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_figures_are_readable_in_both_schemes(pages: Path, scheme: str) -> None:
-    """Ink and ground of a figure are of one palette, that of the scheme which the reader has chosen."""
-    css = (pages / "site.css").read_text(encoding="utf-8")
-    assert re.search(r"figure\.claim > svg \{[^}]*background: var\(--card\)", css)
-    rule = re.search(rf'\[data-md-color-scheme="{scheme}"\] figure\.claim \{{(.*?)\}}', css, re.DOTALL)
-    assert rule
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", rule[1]))
-    texts = [page.read_text(encoding="utf-8") for page in (pages / "guide").glob("*.md")]
-    figures = [figure for text in texts for figure in re.findall(r'<figure class="claim".*?</figure>', text, re.DOTALL)]
-    assert len(figures) == len(list((ROOT / "docs/pictures/claims").glob("*.svg")))
-    used = {name for figure in figures for name in re.findall(r"var\(--([\w-]+)\)", figure)}
-    for name in used:
-        least = {"ink": 7.0, "soft": 4.5, "line": 1.0, "card": 1.0}.get(name, 3.0)
-        assert contrast(colours[name], colours["card"]) >= least, name
-    assert {"ink", "soft", "s0"} <= used
-    for (
-        figure
-    ) in figures:  # no style of a file of its own, which would go by the system's scheme and colour the whole page
-        assert "<style" not in figure
-        assert not re.search(r"(fill|stroke): *(#|black|white)", figure)
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

