@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from mlx_transformer.data.cldr import build
+from mlx_transformer.data.built_in import build
 from mlx_transformer.system.machine import usable_cores
 from mlx_transformer.system.tensors import read_tensors
 

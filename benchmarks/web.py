@@ -25,7 +25,7 @@ from typing import Any
 
 from export import export_onnx, export_search
 from export.web import write_site
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import usable_cores
 
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
 
 
 def phrases() -> str:
-    return "\n".join(cldr.build("cldr:en-de").held_out.source[:200])
+    return "\n".join(built_in.build("cldr:en-de").held_out.source[:200])
 
 
 def prepare(model: Path, precision: str, modules: Path, folder: Path) -> None:

@@ -11,10 +11,10 @@ from mlx_transformer.system.lazy import lazy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .files import open_file as open_file
     from .runtime import SearchModel as SearchModel
+    from .runtime import open_file as open_file
     from .write import export_search as export_search
 else:
     __getattr__, __dir__, __all__ = lazy(
-        __name__, {"SearchModel": ".runtime", "open_file": ".files", "export_search": ".write"}
+        __name__, {"SearchModel": ".runtime", "open_file": ".runtime", "export_search": ".write"}
     )

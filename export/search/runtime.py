@@ -18,6 +18,7 @@ import numpy as np
 
 from export.interface import GRAPHS, SEARCH, TEXT_SETTINGS, Request
 from export.precision.table import PRECISIONS
+from export.runtime.transformer import passes_of
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
@@ -44,6 +45,8 @@ from .opening import OneFile, opened
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
     from mlx_transformer.text.tokenizer import Tokenizer
+
+    from .vector_model import VectorModel
 
 REPLACEMENT = "\ufffd"  # decoded from a character cut in two
 MOST_TOKENS = 8
@@ -333,3 +336,19 @@ def padded(rows: Sequence[np.ndarray], least: int = 0) -> np.ndarray:
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
     return array
+
+
+def open_file(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    providers: Sequence[str] | None = None,
+    verify: bool = True,
+) -> SearchModel | VectorModel:
+    """Open a file of either kind, a translator's or an encoder's; arguments as for `SearchModel`."""
+    file = OneFile.open(path, threads, providers, verify)
+    if VECTOR in file.metadata:
+        from .vector_model import VectorModel  # lazy: imports the tokenizer, 7 MB
+
+        return VectorModel(file.path, file.session, file.metadata, file.config, passes_of(threads, providers))
+    return SearchModel(path, threads=threads, providers=providers, file=file)

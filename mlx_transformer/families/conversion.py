@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from mlx_transformer.core.folders import MLX_ADAPTER, MODULES, PEFT_CONFIG, Plac
 from mlx_transformer.core.outputs import Kind, claim
 from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.positions import reordered
-from mlx_transformer.core.quantization import Quantization, described, stored_tensors
+from mlx_transformer.core.quantization import KEY, SAME_KEY, Quantization, described, stored_tensors
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
 from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
@@ -59,7 +60,6 @@ from .folder import GENERATION, read_folder, read_languages, read_tokenizer, wri
 from .generation import settings_of, with_first_end
 from .gguf import as_in_gguf, read_gguf_model
 from .hub import Found, find_model, place_of
-from .image_text import text_part
 from .languages import OF_LANGUAGES
 from .mlx_adapter import mlx_files
 from .peft import WEIGHTS as PEFT_WEIGHTS
@@ -98,7 +98,7 @@ def read_published(folder: Path) -> Imported:
     folder = folder if sentences is None else sentences.network
     adapter = read_peft(folder)
     network = folder if adapter is None else adapter.base
-    source, notes = text_part(read_folder(network))
+    source, notes = _text_part(read_folder(network))
     source = with_first_end(source)
     family = stored_as(_family(source), source)
     if adapter is not None:
@@ -374,3 +374,36 @@ def _card(place: Found, settings: Settings) -> str:
 def pads_either_side(folder: str | Path) -> bool:
     """Return whether `transformers` computes the same of a folder of theirs whichever side is padded."""
     return FAMILIES[read_json(Path(folder) / CONFIG)["model_type"]].counts_tokens
+
+
+IMAGE_MODELS = {"gemma3": "gemma3_text"}
+"""{model_type: that of its language model}"""
+PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
+OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+KEYS_OF_IMAGES = re.compile(r"(text|vision)_config|mm_\w+|architectures|model_type")
+
+
+def _text_part(published: Published) -> tuple[Published, list[str]]:
+    """Take the language model out of a model that reads images too, e.g. Gemma 3 from 4 B up or TranslateGemma.
+
+    Their config.json holds the text's keys in `text_config`. Tensors are under `language_model.model.`, or where
+    transformers 5 saved them under `model.language_model.`; those that read images are left behind. Returns the
+    language model, and a note of the tensors left behind; other models as they are.
+    """
+    theirs, own = published.config, published.config.get("text_config")
+    if theirs.get("model_type") not in list(IMAGE_MODELS) or not isinstance(own, dict):
+        return published, []
+    config = {key: value for key, value in theirs.items() if not KEYS_OF_IMAGES.fullmatch(key)}
+    config |= {**own, "model_type": IMAGE_MODELS[theirs["model_type"]]}
+    for key in (KEY, SAME_KEY):
+        if isinstance(table := config.get(key), dict):
+            config[key] = {_named(name): value for name, value in table.items()}
+    left = [match[2] for name in published.tensors if (match := OF_IMAGES.match(name))]
+    tensors = {_named(name): array for name, array in published.tensors.items() if not OF_IMAGES.match(name)}
+    note = f"it reads images too: left behind are {len(left)} tensors of {' and '.join(dict.fromkeys(left))}"
+    return replace(published, config=config, tensors=tensors), [note] if left else []
+
+
+def _named(name: str) -> str:
+    prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
+    return PREFIXES.get(prefix, "") + name.removeprefix(prefix)

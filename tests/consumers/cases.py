@@ -28,7 +28,7 @@ from mlx_transformer import Tokenizer, Transformer, TransformerConfig, UserError
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.generation.settings import SETTINGS, SPECIAL_TOKENS, read_settings
 
 HERE = Path(__file__).parent
@@ -178,7 +178,7 @@ def trained_model(folder: Path) -> Trained:
         raise UserError(f"{MODEL}: an encoder-decoder with its tokenizer is needed")
     folder, web = export_onnx(MODEL, folder / "onnx"), export_onnx(MODEL, folder / "web", target="web")
     # The default arguments, as in training: with others, these phrases would not be held out. All kinds take turns.
-    phrases = cldr.build("cldr:en-de").held_out.source[:PHRASES]
+    phrases = built_in.build("cldr:en-de").held_out.source[:PHRASES]
     tokens = model.generate(tokenizer.encode_batch(phrases), max_new_tokens=NEW_TOKENS)
     return Trained(model, tokenizer, folder, web, phrases, tokens)
 

@@ -22,7 +22,7 @@ from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budg
 from mlx_transformer import Transformer, load
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 
 pytestmark = pytest.mark.consumers
 
@@ -127,7 +127,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
             if name == TRAINED:
                 checkpoint, (_, tokenizer) = MODEL, load(MODEL)
                 assert tokenizer is not None
-                rows = tokenizer.encode_batch(cldr.build("cldr:en-de").held_out.source[:PHRASES])
+                rows = tokenizer.encode_batch(built_in.build("cldr:en-de").held_out.source[:PHRASES])
             else:
                 weights = random_weights(OURS[name])
                 norm = weights[f"decoder.layers.{OURS[name].decoder_layers - 1}.feed_forward_norm.weight"]

@@ -28,7 +28,7 @@ from mlx_transformer import cli
 from mlx_transformer.convert import to_gguf
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.generation.settings import settings_text
 from mlx_transformer.text.tokenizer import Tokenizer
 
@@ -100,7 +100,7 @@ class Reader:
         self.port = ""
 
     def write_texts(self) -> None:
-        corpus = cldr.build("cldr:en-de", train_pairs=100)
+        corpus = built_in.build("cldr:en-de", train_pairs=100)
         valid, held_out = (text.select(list(range(20))) for text in (corpus.valid, corpus.held_out))
         parts = {"train": corpus.train, "val": valid, "test": held_out, "test_2016_flickr": held_out}
         for place in (self.folder, self.folder / "folder-with-the-files"):

@@ -15,7 +15,7 @@ from export.validate.origin.marian import MarianNetwork
 from mlx_transformer import Tokenizer, cli, open_model
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.shortlist import read_shortlist
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.families.marian_files.items import read_bin
 from mlx_transformer.families.marian_files.options import parse_options
 
@@ -30,7 +30,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("student")
     run, listed = str(train_student(folder / "run")), str(folder / "shortlist.bin")
     paths = folder / "source", folder / "target"
-    cldr.build("cldr:en-de", train_pairs=3000, seed=1).train.write(*paths)
+    built_in.build("cldr:en-de", train_pairs=3000, seed=1).train.write(*paths)
     cli.main(["shortlist", run, listed, "--source", str(paths[0]), "--reference", str(paths[1]), "--best", "10"])
     cli.main(["to-marian", run, str(folder / "marian"), "--shortlist", listed])
     return folder / "marian"
@@ -39,7 +39,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
     """Phrases, text with needless spaces, and with characters that the student has never seen."""
-    phrases = cldr.build("cldr:en-de", train_pairs=3000, seed=1).held_out.source
+    phrases = built_in.build("cldr:en-de", train_pairs=3000, seed=1).held_out.source
     return [*dict.fromkeys(phrases[:COUNT]), "  two   words ", "漢字 and 🙂"]
 
 

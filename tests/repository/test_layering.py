@@ -25,7 +25,7 @@ SHARED = ["page", "system", "core", "text", "data", "decoding", "generation", "f
 ONNX_SIDE = ["settings", "arguments", "nn", "interface", "graph", "precision", "targets"]
 ONNX_SIDE += ["runtime", "package", "search", "web", "serve", "validate", "explain"]
 # The same within export/validate, for imports inside functions too: a check is unknown to whatever it checks.
-VALIDATE = ["rule", "threads", "reference", "points", "findings", "cases", "engines", "opening", "checks", "locate"]
+VALIDATE = ["rule", "reference", "points", "findings", "cases", "engines", "opening", "checks", "locate"]
 VALIDATE += ["origin", "report", "compare", "command"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.

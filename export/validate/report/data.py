@@ -21,7 +21,7 @@ from export.validate.checks.structure import Structure
 from export.validate.checks.weights import DataFile
 from export.validate.engines.protocol import Placement
 from export.validate.findings import PackageFiles, Point, Runtime, Tokens, Weights
-from export.validate.locate.isolate import Culprit
+from export.validate.locate import Culprit
 from mlx_transformer.core.card import note_proof
 from mlx_transformer.system.errors import first_of
 

@@ -14,7 +14,7 @@ from mlx_transformer import Tokenizer, cli
 from mlx_transformer.convert import import_marian
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.int8_scales import INT8_SCALES, SYMMETRIC, Int8Scales, multiplied_names, read_int8_scales
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.families.marian_files.items import read_bin
 from mlx_transformer.families.marian_files.options import parse_options
 from mlx_transformer.system.errors import UserError
@@ -107,7 +107,7 @@ def test_our_int8_writes_the_tokens_of_marians_arithmetic(ours: Path, theirs: Pa
     runner, tokenizer = OnnxTransformer(tmp_path / "onnx"), Tokenizer.load(ours)
     *items, options = read_bin(theirs / BIN)
     network = MarianNetwork({item.name: item for item in items}, parse_options(options.text(), "here"), "exact")
-    lines = cldr.build("cldr:en-de", train_pairs=3000, seed=1).valid.source[:40]
+    lines = built_in.build("cldr:en-de", train_pairs=3000, seed=1).valid.source[:40]
     rows = tokenizer.encode_batch(lines)
     written = runner.generate(rows, max_new_tokens=30)
     agreed = total = 0

@@ -20,7 +20,7 @@ from export.search.metadata import TOKENIZER
 from export.search.text import PIECES, BytePairOps, is_blank, split, words_pattern
 from mlx_transformer import cli
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
@@ -54,7 +54,7 @@ NASTY = [
 
 @pytest.fixture(scope="module")
 def corpus():
-    return cldr.build("cldr:en-de", train_pairs=1500, seed=4)
+    return built_in.build("cldr:en-de", train_pairs=1500, seed=4)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from tiny_run import COMMAND
 
 from export import OnnxTransformer, export_onnx
 from mlx_transformer import Transformer
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.text.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory):
 def test_three_hundred_sentences(checkpoint, tmp_path):
     folders = {target: export_onnx(checkpoint, tmp_path / target, target=target) for target in ("portable", "cpu")}
     models = {target: OnnxTransformer(folder, threads=2) for target, folder in folders.items()}
-    lines = list(cldr.build("cldr:en-de").held_out.select(list(range(300))).source)
+    lines = list(built_in.build("cldr:en-de").held_out.select(list(range(300))).source)
     rows = Tokenizer.load(checkpoint / "tokenizer.json").encode_batch(lines)
     mlx = Transformer.load(checkpoint)
     for beam in (1, 4):

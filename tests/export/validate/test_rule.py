@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.validate import threads
 from export.validate.checks.free_running import judge_beam, judge_greedy
+from export.validate.compare import _openblas, one_blas_thread
 from export.validate.reference import Reference
 from export.validate.reference.search import BeamState, Hypothesis, beam_search, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for
-from export.validate.threads import one_blas_thread
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.decoding.options import Options
@@ -251,8 +250,8 @@ def test_one_blas_thread_for_the_time_of_a_comparison() -> None:
     import ctypes
 
     with one_blas_thread() as libraries:
-        counts = [get() for _, _, get in threads._openblas()]
-    for library, name, get in threads._openblas():
+        counts = [get() for _, _, get in _openblas()]
+    for library, name, get in _openblas():
         assert isinstance(library, ctypes.CDLL)
         getattr(library, name)(2)
         with one_blas_thread():

@@ -14,7 +14,7 @@ import export.explain.command
 import export.validate
 from mlx_transformer import cli
 from mlx_transformer.commands import quickstart
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import BuiltInCorpus
 from mlx_transformer.report.training_page import read_run
 from mlx_transformer.training import options
@@ -48,13 +48,13 @@ def small(tmp_path_factory, monkeypatch):
     recipes = tmp_path_factory.mktemp("recipes")
     (recipes / "quickstart.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(options, "RECIPES", recipes)
-    build = cldr.build
+    build = built_in.build
 
     def few(*arguments: object) -> BuiltInCorpus:
         corpus = build(*arguments)
         return BuiltInCorpus(corpus.train, *(part.select(list(range(20))) for part in (corpus.valid, corpus.held_out)))
 
-    monkeypatch.setattr(cldr, "build", few)
+    monkeypatch.setattr(built_in, "build", few)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.data.batches import SortedBatches
-from mlx_transformer.data.bpe_dropout import BpeDropout, DroppedPairs
+from mlx_transformer.data.training_text import BpeDropout, DroppedPairs
 from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_transformer.data import built_in, cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.recipe import Recipe, load_recipe
 
@@ -25,14 +25,14 @@ DREW = "2.18.0"
 """The version of babel that drew the phrases."""
 
 
-@pytest.fixture(scope="module", params=cldr.NAMES)
+@pytest.fixture(scope="module", params=built_in.CLDR)
 def name(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
 def corpus(name):
-    return cldr.build(name)
+    return built_in.build(name)
 
 
 def test_sizes_and_kinds(corpus):
@@ -71,7 +71,7 @@ def test_the_quickstarts_text_is_what_it_was():
 
 
 def test_the_seed_orders_and_chooses_the_pairs_to_train_on():
-    whole, few, others = cldr.build(), cldr.build(train_pairs=500), cldr.build(train_pairs=500, seed=2)
+    whole, few, others = built_in.build(), built_in.build(train_pairs=500), built_in.build(train_pairs=500, seed=2)
     assert few.train == whole.train.select(list(range(500)))
     assert (others.valid, others.held_out) == (few.valid, few.held_out) == (whole.valid, whole.held_out)
     assert len(others.train) == 500

@@ -29,9 +29,9 @@ from mlx_transformer.commands import info
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.folders import IMPORTED, Place, fingerprint
+from mlx_transformer.families.conversion import IMAGE_MODELS
 from mlx_transformer.families.folder import needed
 from mlx_transformer.families.hub import find_model
-from mlx_transformer.families.image_text import TEXT
 from mlx_transformer.families.table import FAMILIES
 from mlx_transformer.system.errors import UserError
 
@@ -240,7 +240,7 @@ def test_what_needs_a_checkpoint_says_how_to_make_one(weights, tmp_path):
 
 
 def test_a_family_that_is_not_read_is_not_advised_to_be_imported(tmp_path):
-    assert {*IMPORTED} == {*FAMILIES, *TEXT}
+    assert {*IMPORTED} == {*FAMILIES, *IMAGE_MODELS}
     folder = shutil.copytree(MARIAN, tmp_path / "theirs")
     (folder / "config.json").write_text('{"model_type": "mamba"}')
     for needs in (open_checkpoint, lambda path: export_onnx(path, tmp_path / "out")):

@@ -14,7 +14,7 @@ import tokenizers
 from combined import SLOW
 from hard_text import code_points, hard_lines, names
 
-from mlx_transformer.data.bpe_dropout import BpeDropout
+from mlx_transformer.data.training_text import BpeDropout
 from mlx_transformer.generation.heads import trimmed
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.sentencepiece import BPE, Piece, SentencePiece, parse_sentencepiece, sentencepiece_bytes

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mlx_transformer.data import cldr
+from mlx_transformer.data import built_in
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.sentencepiece import parse_sentencepiece, sentencepiece_bytes
 from mlx_transformer.text.sentencepiece_tokenizer import sentencepiece_of, tokenizer_json
@@ -17,7 +17,7 @@ from mlx_transformer.text.unigram import train_unigram
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
     """Some 640 phrases without rare names, whose letters occur too seldom for long pieces."""
-    text = cldr.build("cldr:en-de", train_pairs=1000).train
+    text = built_in.build("cldr:en-de", train_pairs=1000).train
     text = text.select([i for i, kind in enumerate(text.kinds or []) if kind not in ("territory", "language")])
     return [*text.source, *text.target]
 

@@ -1,1 +1,0 @@
-"""Find the operation behind a runtime's error, and a likely cause."""
