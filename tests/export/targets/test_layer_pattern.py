@@ -69,7 +69,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    combined(OWN, [{}, dict(target="cpu"), dict(precision="int8")]),
+    combined(OWN, [{}, dict(target="cpu"), dict(precision="int8")], step=2),
     ids=str,
 )
 def test_layers_of_their_own_are_equal_in_every_target(name: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -81,10 +81,12 @@ def test_layers_of_their_own_are_equal_in_every_target(name: str, options: dict[
     assert report.equal, report.failures()
 
 
-@pytest.mark.parametrize(("name", "target"), combined([n for n in OWN if n != "decoder"], ["portable", "cpu"], step=2))
+@pytest.mark.parametrize(("name", "target"), combined([n for n in OWN if n != "decoder"], ["portable", "cpu"], step=3))
 def test_the_search_inside_a_graph_is_equal(name: str, target: str, tmp_path: Path) -> None:
     model, _ = write_model(config_of(**OWN[name]), tmp_path, 5)
-    report = compare(model, export_search(model, tmp_path / "one.onnx", target=target), ["onnxruntime"], 5, threads=1)
+    report = compare(
+        model, export_search(model, tmp_path / "one.onnx", target=target), ["onnxruntime"], 5, threads=1, longest=8
+    )
     assert report.equal, report.failures()
 
 

@@ -69,7 +69,8 @@ def test_a_table_is_that_of_transformers_at_far_positions() -> None:
 @pytest.mark.parametrize("name", SCALINGS)
 def test_runtimes_agree(name: str, tmp_path: Path) -> None:
     model, onnx = write_model(config_of(name), tmp_path, 3)
-    report = compare(model, onnx, ["mlx", "onnxruntime"], 3, threads=1)
+    searches = name == "by layer"  # a table of its own in some layers: the others' is one table, whatever is in it
+    report = compare(model, onnx, ["mlx", "onnxruntime"], 3, threads=1, searches=searches)
     assert report.equal, report.failures()
 
 

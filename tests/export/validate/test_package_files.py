@@ -33,7 +33,7 @@ FREE = (
 SHOWN = ("mlx_transformer.json: cross_attention", "int8_scales.json: products")
 """Choices that the graphs' numbers and nodes show: which attention is returned, and the scales of integers."""
 RECORD = "mlx_transformer.json"
-MOST, LARGE = 40, 60_000
+MOST, LARGE = 16, 60_000
 """Values of one file that are tried, some of a vocabulary's; fewer of a file of more bytes."""
 
 
@@ -109,7 +109,7 @@ def test_another_value_of_any_file_is_named(name: str, made: Callable[[str], tup
         values = json.loads(before) if file.suffix == ".json" else None
         paths = [(at,) for at in (0, len(before) // 2, len(before) - 1)] if values is None else list(leaves(values))
         paths = [path for path in paths if not f"{place}: {key_of(path)}".startswith(FREE)]
-        step = max(1, len(paths) // (MOST if len(before) < LARGE else 10))
+        step = max(1, len(paths) // (MOST if len(before) < LARGE else 5))
         paths = paths[[*PACKAGES].index(name) % step :: step]  # other ones in each package
         for path in paths:
             if values is None:
@@ -147,7 +147,7 @@ def test_another_value_in_one_file_is_named(name: str, tmp_path: Path) -> None:
         text = entry.value
         values = json.loads(text) if text.startswith("{") else text
         found = list(leaves(values))
-        for place in found[:: max(1, len(found) // 40)]:
+        for place in found[:: max(1, len(found) // 12)]:
             changes = changed(values, place)
             entry.value = changes if isinstance(values, str) else json.dumps(changes)
             path.write_bytes(model.SerializeToString())
