@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import combined
 from safetensors.numpy import load_file
 
 from export import OnnxTransformer, export_onnx
@@ -38,8 +39,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("runtime", ["mlx", "portable", "cpu"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "runtime"), [*((name, "mlx") for name in NAMES), *combined(NAMES, ["portable", "cpu"])]
+)
 def test_vectors_are_those_of_sentence_transformers(name: str, runtime: Any, imported: Path, tmp_path: Path) -> None:
     """With a prompt and without, in one batch and one by one; Mistral's longest text is cut."""
     if runtime == "mlx":
