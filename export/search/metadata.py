@@ -60,7 +60,7 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
     """The graph's option inputs by name, from fields of `Options`. Options not in `settings` keep their defaults.
 
     Raises UserError for those that a graph with the search in it doesn't have."""
-    for name in ("min_p", "presence_penalty", "frequency_penalty"):
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "speculate"):
         if settings.get(name):
             raise UserError(
                 "{}: no option of a model with the search inside: use its folder", Name(name, str(settings[name]))

@@ -39,6 +39,7 @@ def open_model(
     precision: PrecisionName | None = None,
     verify: bool = True,
     shortlist: str | Path | None = None,
+    draft: str | Path | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
     """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published
     model: a folder or a GGUF file.
@@ -51,11 +52,16 @@ def open_model(
     threads: for ONNX models. precision: of an ONNX folder as for `OnnxTransformer`, of a checkpoint the type to compute
     in, by default the file's own.
     verify: check the files against the SHA-256 digests in their manifest.
-    shortlist: a file in Marian's format, or "none"; default: as the model's settings say.
+    shortlist: a file in Marian's format, or "none"; default: as the model's settings say. draft: a smaller decoder,
+    which guesses tokens for `speculate`.
     Raises `UserError` for anything that is no model, for damaged files, and for options that don't fit the model.
     """
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
+    if draft is not None:
+        opened.use_draft(
+            open_model(draft, threads=threads if _is_onnx(Path(draft), None, None) else None, verify=verify)
+        )
     return opened
 
 

@@ -138,6 +138,15 @@ class TranslatingSettings(RuntimeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContinuingSettings(RuntimeSettings):
+    """Which runtime runs a decoder, and how."""
+
+    draft: Path | None = field(default=None, metadata=ADVANCED)
+    """Smaller model with the same vocabulary, which guesses the tokens of --speculate; unset: they are looked up in the
+    text so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TypedOptions(Options):
     """Search options, and which of them were typed on the command line; the others are as the model has them."""
 

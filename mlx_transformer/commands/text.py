@@ -32,6 +32,7 @@ from .models import facts_of, open_folder, open_model, run_on_lines
 from .models import serve as serve_models
 from .parameters import Argument, Option
 from .settings import (
+    ContinuingSettings,
     Embedding,
     Folder,
     LineFiles,
@@ -115,7 +116,7 @@ def answer(
 
 
 SAMPLING = "max_new_tokens sample temperature top_k top_p min_p seed"
-SAMPLING += " repetition_penalty presence_penalty frequency_penalty no_repeat_ngram"
+SAMPLING += " repetition_penalty presence_penalty frequency_penalty no_repeat_ngram speculate"
 COMPLETION = f"{SAMPLING} min_new_tokens beam"
 
 
@@ -135,9 +136,10 @@ def generate(
         bool, Option("--log-probabilities", help="Write the new tokens too, as JSON, with their log-probabilities.")
     ] = False,
     search: Annotated[Options, Shown("Search", COMPLETION)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[ContinuingSettings, Shown("Runtime")],
 ) -> None:
     """Continue a prompt with a decoder-only model; text is written while it is decoded."""
+    _check_draft(search, runtime)
     options: dict[str, Any] = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
     options |= {"control_tokens": True} if control_tokens else {}
     opened = open_folder(model, **vars(runtime))
@@ -204,12 +206,13 @@ def chat(
         bool, Option("--json", help="Write the whole conversation as JSON, as --messages reads it.")
     ] = False,
     search: Annotated[Options, Shown("Search", SAMPLING)],
-    runtime: Annotated[RuntimeSettings, Shown("Runtime")],
+    runtime: Annotated[ContinuingSettings, Shown("Runtime")],
 ) -> None:
     """Talk with a decoder by its chat template; answers are written while they are decoded.
 
     In a conversation an empty line ends it, and Ctrl-C the answer. Without a terminal, standard input is the message.
     """
+    _check_draft(search, runtime)
     options = chosen(search, SAMPLING) | settings.told()  # before reading the model, so that mistakes show at once
     said = settings.begun()
     talks = not message and not settings.messages and sys.stdin is not None and sys.stdin.isatty()
@@ -239,6 +242,11 @@ def chat(
     finally:
         if json and (talks or sys.exception() is None):
             print(to_json.dumps(said, ensure_ascii=False))
+
+
+def _check_draft(search: Options, runtime: ContinuingSettings) -> None:
+    if runtime.draft is not None and not search.speculate:
+        raise UserError("{draft} guesses tokens ahead: say how many, as {speculate}", draft=runtime.draft, speculate=4)
 
 
 def _typed(shown: TextIO | None) -> Iterator[str]:

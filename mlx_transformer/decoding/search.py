@@ -22,6 +22,7 @@ from .beam import Beam
 from .candidates import Candidates, among, check_candidates
 from .greedy import Greedy
 from .options import Hypothesis, Options, check_options, check_prefix, check_single, expected_tokens, length_limits
+from .speculation import Speculated, check_speculation
 from .steps import Batch, Model, Strategy, run
 
 DoneShare = Callable[[float], None]
@@ -113,16 +114,19 @@ def _parted(ids: Ids | None, options: dict[str, Any]) -> tuple[dict[str, Any], O
 
 
 def checked(
-    model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options
+    model: Model, inputs: dict[str, Any], prefix: Ids | None, chosen: Options, narrowed: bool = False
 ) -> tuple[Sources, list[np.ndarray], np.ndarray]:
     """Check a request; return its sources, the forced first tokens of each output, and the most new tokens (N,).
 
-    inputs: the arguments of `Sources.of`. Raises `UserError` as `search` does.
+    inputs: the arguments of `Sources.of`. narrowed: whether outputs have candidates. Raises `UserError` as `search`
+    does.
     """
     config = model.config
     if not config.has_decoder:
         raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
     check_options(chosen, config)
+    if chosen.speculate:
+        check_speculation(model, chosen, narrowed)
     sources = Sources.of(config, **inputs)
     if chosen.start_id is not None:
         sources.start = chosen.start_id
@@ -151,7 +155,7 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """outputs: the arguments (prefix, candidates). scored: see `Greedy`."""
     config, (prefix, listed) = model.config, outputs
-    sources, forced, limits = checked(model, inputs, prefix, chosen)
+    sources, forced, limits = checked(model, inputs, prefix, chosen, listed is not None)
     candidates = None if listed is None else check_candidates(listed, len(sources), config)
     places, lengths = share.places(len(sources)), sources.lengths
     positions = None if model.extends_positions or config.has_encoder else config.max_positions
@@ -200,6 +204,8 @@ def run_all(
         return ((batch.index, whole(batch)) for batch in work)
 
     def search_on(model: Model, batch: Batch) -> tuple[np.ndarray, list[list[Hypothesis]]]:
+        if options.speculate:
+            model = Speculated(model, batch, options)
         if batch.candidates is None:
             return batch.index, run(model, batch, strategy_of(model, batch, options, scored), stopped)
         candidates = Candidates.of(batch, options, model.config)
@@ -237,7 +243,7 @@ def batches(
             usual, limit = max(usual, int(expected[order[end]])), max(limit, int(limits[order[end]]))
             too_large = (end - begin + 1) * options.beam * (longest + usual) > options.batch_tokens
             too_long = positions is not None and longest + limit - 1 > positions
-            if end > begin and (too_large or too_long):
+            if end > begin and (too_large or too_long or options.speculate):
                 break
             end += 1
         yield order[begin:end]

@@ -52,6 +52,18 @@ class Decoder(Protocol):
         ...
 
 
+class Rewinding(Decoder, Protocol):
+    """A decoder of a model with `takes_back`."""
+
+    def read(self, ids: Array) -> Array:
+        """Run the last tokens (R, L); return the logits (R, L, V) behind each."""
+        ...
+
+    def cut(self, count: int) -> None:
+        """Take the last `count` positions of all rows back."""
+        ...
+
+
 class Model(Protocol):
     """A model as a search sees it: `start`, and optional methods for runtimes with a faster way."""
 
@@ -59,6 +71,10 @@ class Model(Protocol):
     arrays: Arrays = cast(Arrays, NumpyArrays())  # a cast, since NumPy's arguments have other names
     extends_positions: bool = False
     """Whether sequences may be longer than `config.max_positions`."""
+    takes_back: bool = False
+    """Whether its decoders are `Rewinding`."""
+    draft: Model | None = None
+    """A smaller model with the same vocabulary, which guesses tokens for `Options.speculate`."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
         """Encode sources (decoder-only: read prompts) of any lengths; return a decoder and logits (B, V) of the first

@@ -47,6 +47,7 @@ class SearchArguments(TypedDict, total=False):
     banned_sequences: Sequence[Sequence[int]]
     end_ids: Sequence[int]
     start_id: int | None
+    speculate: int
     batch_tokens: int
 
 

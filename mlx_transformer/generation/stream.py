@@ -20,6 +20,7 @@ from mlx_transformer.decoding.candidates import Candidates, among, check_candida
 from mlx_transformer.decoding.greedy import Greedy
 from mlx_transformer.decoding.options import Options, check_single
 from mlx_transformer.decoding.search import checked
+from mlx_transformer.decoding.speculation import Speculated
 from mlx_transformer.decoding.steps import Batch, Model
 from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.text.tokenizer import Tokenizer
@@ -74,9 +75,11 @@ def stream_tokens(
         raise UserError(
             "{beam} has no token that is sure before the end: stream with {}", Name("beam", "1"), beam=chosen.beam
         )
-    sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen)
+    sources, forced, limits = checked(model, {"ids": [ids]}, [prefix], chosen, candidates is not None)
     listed = None if candidates is None else check_candidates([candidates], 1, model.config)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
+    if chosen.speculate:
+        model = Speculated(model, batch, chosen)
     if listed is None:
         return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False), likeliest)
     # Greedy on logits of the candidates only; works with any model.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -126,6 +127,26 @@ class TextVerbs:
             from mlx_transformer.core.shortlist import open_shortlist
 
             self.shortlist = open_shortlist(file, self.config)
+
+    draft: TextVerbs | None = None
+    """The model that guesses tokens for `speculate`; None: they are looked up in the text."""
+
+    def use_draft(self, model: TextVerbs | None) -> None:
+        """Let a smaller decoder with the same vocabulary, of any runtime, guess tokens for `speculate`; None: look them
+        up in the text."""
+        self.__dict__["draft"] = model  # past MLX, which would make it a part of this network
+
+    @contextmanager
+    def _deciding(self, **how: Any) -> Iterator[Model]:
+        """`decoding` with the draft model."""
+        with self.decoding(**how) as model:
+            if self.draft is None:
+                yield model
+            else:
+                with self.draft.decoding() as draft:
+                    model = copy(model)  # a folder's is shared by its searches
+                    model.draft = draft
+                    yield model
 
     @property
     def shows_attention(self) -> bool:
@@ -560,7 +581,7 @@ class TextVerbs:
     ) -> list[T]:
         """Call `generate` or `search` with the model's own settings and shortlist. how: arguments of `decoding`."""
         ids, chosen = self._shortlisted(*self._with_languages(ids, options, prefix))
-        with self.decoding(**how) as model:
+        with self._deciding(**how) as model:
             return verb(model, ids, prefix, **resolved(self.generation, chosen))
 
     def _with_languages(
@@ -604,10 +625,10 @@ class TextVerbs:
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Start at once, so that errors are raised at the call; decode on while the caller reads."""
-        with self.decoding() as model:
+        with self._deciding() as model:
             items = begin(model)
         return self._while_decoding(items)
 
     def _while_decoding(self, items: Iterator[T]) -> Iterator[T]:
-        with self.decoding():
+        with self._deciding():
             yield from items

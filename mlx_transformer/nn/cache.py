@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import cast
 
 import mlx.core as mx
 
@@ -54,6 +55,10 @@ class LayerCache:
         self.values[:, :, start:end, :] = v
         self.used = end
         return self.keys[:, :, :end, :], self.values[:, :, :end, :]
+
+    def cut(self, count: int) -> None:
+        """Forget the last `count` positions; later ones are written over them."""
+        self.used -= count
 
     def take(self, rows: mx.array) -> None:
         """Select rows by index (R',), which may repeat. Copies only the used part, rounded up to 32 positions."""
@@ -103,6 +108,12 @@ class Cache:
         tokens = mx.arange(total)[None, :] >= self.starts[:, None]  # (R, total)
         mask = causal_padding_mask(tokens, length)
         return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))  # (R, H, L, total)
+
+    def cut(self, count: int) -> None:
+        """Forget the last `count` positions of all rows. An SSRU's state can't."""
+        for layer in self.layers:
+            cast(LayerCache, layer).cut(count)
+        self.offset -= count
 
     def repeat(self, beams: int) -> None:
         """Repeat every row `beams` times, side by side. The beams of a sentence share its source keys and values."""

@@ -68,6 +68,8 @@ class MlxArrays:
 class MlxModel(Model):
     """An MLX network as a `steps.Model`."""
 
+    takes_back = True
+
     def __init__(self, model: Transformer, classifier: Classifier | None = None):
         """classifier: for candidate ids; None: logits of the whole vocabulary."""
         self.model, self.config, self.classifier = model, model.config, classifier
@@ -114,6 +116,12 @@ class MlxDecoder:
 
     def step(self, ids: mx.array) -> mx.array:
         return self.model.step(ids[:, None], self.cache, among=self.classifier)[:, 0]
+
+    def read(self, ids: mx.array) -> mx.array:
+        return self.model.step(ids, self.cache, among=self.classifier)
+
+    def cut(self, count: int) -> None:
+        self.cache.cut(count)
 
     def repeat(self, times: int) -> None:
         self.cache.repeat(times)

@@ -60,6 +60,15 @@ class OnnxCache:
     def step(self, ids: NDArray) -> NDArray:
         return self.graphs.step(ids[:, None].astype(np.int64), self)[:, -1]
 
+    def read(self, ids: NDArray) -> NDArray:
+        return self.graphs.step(ids.astype(np.int64), self)
+
+    def cut(self, count: int) -> None:
+        self.past = {name: x[:, :, :-count] for name, x in self.past.items()}
+        self.length -= count
+        if self.mask is not None:
+            self.mask = self.mask[:, :-count]
+
     def repeat(self, times: int) -> None:
         self.beams *= times
         rows = np.repeat(np.arange(next(iter(self.past.values())).shape[0]), times)
@@ -147,6 +156,8 @@ def positions(ids: NDArray, first: int = 0) -> NDArray[np.int64]:
 
 class CausalGraphs(Model):
     """A decoder-only model: model.onnx with its cache."""
+
+    takes_back = True
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))

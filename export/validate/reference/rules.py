@@ -25,14 +25,14 @@ KNOWN = {
     "sample", "seed", "repetition_penalty", "no_repeat_ngram", "forced_first", "forced_end", "suppressed", "end_ids",
     "suppressed_first", "banned_sequences", "max_length_factor", "start_id", "n_best",
 }  # fmt: skip
-"""The fields of `Options` known to this search; `batch_tokens` doesn't change results."""
+"""The fields of `Options` known to this search; `batch_tokens` and `speculate` don't change results."""
 
 
 def check_known(options: Options) -> None:
     """Raise UserError for an option the reference search doesn't know."""
     default = Options()
     changed = {f.name for f in dataclasses.fields(Options) if getattr(options, f.name) != getattr(default, f.name)}
-    if unknown := sorted(changed - KNOWN - {"batch_tokens"}):
+    if unknown := sorted(changed - KNOWN - {"batch_tokens", "speculate"}):
         raise UserError(f"the reference search has no {', '.join(unknown)}")
 
 

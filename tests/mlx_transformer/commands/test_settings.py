@@ -30,6 +30,7 @@ from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.parameters import Argument, Command, Option
 from mlx_transformer.commands.settings import (
     NOT,
+    ContinuingSettings,
     LineFiles,
     RecipeKeys,
     RuntimeSettings,
@@ -55,7 +56,7 @@ from mlx_transformer.training.options import FROM_TOKENIZER, DataOptions, ModelO
 
 OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
-    *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, EmbedOptions),
+    *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, ContinuingSettings, EmbedOptions),
     *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText, ParallelFiles),
     *(LineFiles, VectorFiles, ChatSettings, PairSettings),
 )

@@ -1,0 +1,168 @@
+"""Speculative decoding: guess the next tokens, read all of them in one step, and keep those that the search chooses.
+
+A search asks for the logits behind one token after the other and chooses by its own rules. `Speculating` reads a token
+together with guesses of what follows, and hands out the logits behind each guess as long as the search chooses it. At
+the first other choice it cuts the wrong guesses off the cache. So every token is chosen from the logits that it would
+be chosen from without guesses, up to rounding, whatever the rules are; random draws depend on seed, row and place
+alone.
+
+Guesses come from the text so far (prompt lookup: Saxena 2023), or from a smaller model with the same vocabulary
+(Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.core.positions import borders
+from mlx_transformer.system.errors import UserError
+
+from .arrays import Array, Arrays
+from .options import Options
+from .steps import BANNED, Batch, Decoder, Model, Rewinding, banned_ids
+
+Guess = Callable[[list[int], int], list[int]]
+"""Up to so many tokens that may follow a text."""
+
+NGRAMS = (3, 2)
+"""How many last tokens of a text are looked up in it, the longest first."""
+
+
+class Lookup:
+    """Guesses what followed the last tokens of a text where they were last seen in it."""
+
+    def __init__(self) -> None:
+        self.behind: dict[tuple[int, ...], int] = {}
+        """{n-gram of the text: the place behind its last occurrence, which isn't the text's end}"""
+        self.known = 0
+
+    def __call__(self, text: list[int], most: int) -> list[int]:
+        for end in range(self.known, len(text)):
+            self.behind |= {tuple(text[end - n : end]): end for n in NGRAMS if end >= n}
+        self.known = len(text)
+        place = next((p for n in NGRAMS if (p := self.behind.get(tuple(text[-n:]))) is not None), None)
+        if place is None:
+            return []
+        guesses: list[int] = []
+        for at in range(place, place + most):  # a repetition goes on into the guesses
+            guesses.append(text[at] if at < len(text) else guesses[at - len(text)])
+        return guesses
+
+
+class Draft:
+    """Guesses what a smaller model would write, greedily."""
+
+    def __init__(self, model: Model):
+        self.model, self.xp = model, model.arrays
+        bans = np.zeros(model.config.vocab_size, np.float32)
+        bans[[*banned_ids(model.config), model.config.eos_id]] = BANNED  # behind an end, nothing is read
+        self.bans = self.xp.asarray(bans)
+        self.decoder: Rewinding | None = None
+        self.read: list[int] = []
+        """The tokens in the decoder's cache."""
+
+    def __call__(self, text: list[int], most: int) -> list[int]:
+        config = self.model.config
+        if not self.model.extends_positions:
+            most = min(most, config.max_positions - len(text))
+        if most < 1:
+            return []
+        if self.decoder is None:
+            decoder, logits = self.model.start(Sources(config, {SOURCE_IDS.name: [np.array(text)]}))
+            self.decoder = cast(Rewinding, decoder)
+        else:
+            same = next((i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b), len(self.read))
+            if same < len(self.read):
+                self.decoder.cut(len(self.read) - same)
+            logits = self.decoder.read(self._row(text[same:]))[:, -1]
+        self.read, guesses = list(text), []
+        while True:
+            likeliest = self.xp.argmax(self.xp.float32(logits) + self.bans, axis=1)
+            guesses.append(int(self.xp.numpy(likeliest)[0]))
+            if len(guesses) == most:
+                return guesses
+            logits = self.decoder.read(self._row(guesses[-1:]))[:, -1]
+            self.read.append(guesses[-1])
+
+    def _row(self, ids: list[int]) -> Array:
+        return self.xp.asarray(np.array([ids], np.int32))
+
+
+class Speculating(Decoder):
+    """Decodes one text, several tokens a step where guesses are right."""
+
+    def __init__(self, xp: Arrays, decoder: Rewinding, guess: Guess, text: list[int], most: int, limit: int):
+        """text: the tokens read so far. most: guesses of a step. limit: tokens that will be read at most."""
+        self.xp, self.decoder, self.guess, self.text, self.most, self.left = xp, decoder, guess, text, most, limit
+        self.guesses: list[int] = []
+        self.logits: Array = None
+        """Behind the last token that was read without being a guess, and behind each guess (1, G + 1, V)."""
+        self.right = 0
+        """How many of the guesses were chosen so far."""
+
+    def step(self, ids: Array) -> Array:
+        token = int(self.xp.numpy(ids)[0])
+        self.text.append(token)
+        self.left -= 1
+        if self.right < len(self.guesses) and self.guesses[self.right] == token:
+            self.right += 1
+            return self.logits[:, self.right]
+        if wrong := len(self.guesses) - self.right:
+            self.decoder.cut(wrong)
+        most = min(self.most, self.left)
+        self.guesses, self.right = (self.guess(self.text, most) if most > 0 else []), 0
+        self.logits = self.decoder.read(self.xp.asarray(np.array([[token, *self.guesses]], np.int32)))
+        return self.logits[:, 0]
+
+    def repeat(self, times: int) -> None:
+        self.decoder.repeat(times)
+
+    def reorder(self, rows: Array) -> None:
+        self.decoder.reorder(rows)
+
+    def keep(self, rows: Array) -> None:
+        self.decoder.keep(rows)
+
+
+class Speculated(Model):
+    """A `steps.Model` that decodes one text of a batch speculatively."""
+
+    def __init__(self, model: Model, batch: Batch, options: Options):
+        self.model, self.most, self.limit = model, options.speculate, int(batch.limits[0])
+        self.config, self.arrays, self.extends_positions = model.config, model.arrays, model.extends_positions
+
+    def start(self, sources: Sources) -> tuple[Decoder, Array]:
+        decoder, logits = self.model.start(sources)
+        guess = Lookup() if self.model.draft is None else Draft(self.model.draft)
+        text = next(iter(sources)).tolist()
+        decoder = cast(Rewinding, decoder)
+        return Speculating(self.arrays, decoder, guess, text, self.most, self.limit - 1), logits
+
+
+def check_speculation(model: Model, options: Options, narrowed: bool) -> None:
+    """Raise `UserError` if this search can't be speculative. narrowed: whether outputs have candidates."""
+    reasons = [_lack(model)]
+    if narrowed:
+        reasons.append("guesses any token, not candidates alone")
+    if options.beam > 1:
+        reasons.append("checks guesses of one hypothesis, not of a beam")
+    if model.draft is not None and (lack := _lack(model.draft)):
+        reasons.append(f"has a draft model that {lack}")
+    elif model.draft is not None and model.draft.config.vocab_size != model.config.vocab_size:
+        sizes = model.draft.config.vocab_size, model.config.vocab_size
+        reasons.append("has a draft model with another vocabulary: {} tokens, not {}".format(*sizes))
+    for reason in filter(None, reasons):
+        raise UserError("{speculate} {}; leave it out", reason, speculate=options.speculate)
+
+
+def _lack(model: Model) -> str | None:
+    """Why a model can't read guesses, or guess; None if it can."""
+    if model.config.has_encoder:
+        return "is for a decoder alone, and this model has an encoder"
+    if borders(model.config):
+        return "takes positions back, and with longrope a text is read anew when it is long"
+    return None if model.takes_back else "needs a graph that reads several tokens at a step, as a folder has it"
