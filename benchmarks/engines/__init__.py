@@ -15,6 +15,13 @@ halves. CTranslate2's threads are those of GNU OpenMP, which counts more of them
 given to it, and then lets them sleep at every parallel region: up to seven times slower. So they are bound to cores and
 told to wait actively, for a fraction of a millisecond; `1x2-unbound` is CTranslate2 as it comes.
 
+Of those, `language.py` compares ours and ct2, whose layouts are 1x1 and 1x2, and
+
+    ours:mlx:PRECISION           our checkpoint in MLX; `ours` may end with options of the search, e.g. :lookup=8
+    genai:PRECISION              onnxruntime-genai, built by its own builder
+    llama:TYPE                   llama.cpp, through node-llama-cpp, with a GGUF file of ours: F32, Q8_0, Q4_0
+    mlx-lm:PRECISION             mlx-lm
+
 An engine is a class with `__init__(folder, parts, threads)` and
 
     translate(rows, beam, length, limit, prefix=None) -> outputs
@@ -22,6 +29,12 @@ An engine is a class with `__init__(folder, parts, threads)` and
 rows: source ids with eos, one batch. length: exactly that many tokens without eos, None to let the model end its
 output within `limit`. prefix: the first tokens of each output, all rows the same number. outputs: ids without start
 token and eos, a forced prefix included. Hypotheses are compared by log p / length where lengths differ.
+Or, for decoders,
+
+    continued(prompts, count, reached) -> outputs
+
+prompts: ids, of one length. reached: called once the first new token of every row is known. outputs: `count` new ids of
+each prompt.
 """
 
 from __future__ import annotations
@@ -41,6 +54,9 @@ CLASSES = {
     "torch": ("huggingface", "PyTorch"),
     "optimum": ("huggingface", "Optimum"),
     "optimum-numpy": ("numpy_loop", "NumPyLoop"),
+    "genai": ("decoders", "Genai"),
+    "mlx-lm": ("decoders", "MlxLm"),
+    "llama": ("llama.mjs", ""),
 }
 DEFAULTS = (
     "ct2:float32 ct2:float32:2x1 ct2:int8 ct2:int8:2x1 torch:float32 optimum:float32 optimum:int8"
@@ -78,10 +94,12 @@ class EngineName:
 
     def folder(self, models: Path) -> Path:
         """Where `prepare.py` puts what this engine loads."""
-        if self.family == "torch":
+        if self.family == "torch" or self.parts == ["mlx-lm", "float32"]:
             return models / "published"
         family = "optimum" if self.family == "optimum-numpy" else self.family
-        return models / "-".join([family, *self.parts[1 : 4 if family in OURS else 2]])
+        return models / "-".join(
+            [family, *(part for part in self.parts[1 : 4 if family in OURS else 2] if "=" not in part)]
+        )
 
 
 def layout(parts: list[str]) -> str:
@@ -92,7 +110,7 @@ def layout(parts: list[str]) -> str:
 def parse(text: str) -> EngineName:
     """Raises ValueError for what is no name of one."""
     parts = text.split(":")
-    needed = {"ours": (3, 4), "loop": (3, 4), "ct2": (2, 3)}.get(parts[0], (2, 2))
+    needed = {"ours": (3, 5), "loop": (3, 4), "ct2": (2, 3)}.get(parts[0], (2, 2))
     if parts[0] not in CLASSES or not all(parts) or not needed[0] <= len(parts) <= needed[1]:
         raise ValueError(
             f"engine {text!r}: expected ours:TARGET:PRECISION[:CHOICE], loop:TARGET:PRECISION[:CHOICE],"

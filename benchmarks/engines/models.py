@@ -2,7 +2,9 @@
 
 FOLDER/published              the Hugging Face folder that everything is made from
 FOLDER/checkpoint             the same as our checkpoint
-FOLDER/ct2-*, optimum-*       for the peers, made by `prepare.py` in their interpreter
+FOLDER/packed                 of a decoder: our checkpoint with integers, the maker's own where there are some
+FOLDER/ct2-*, optimum-*, genai-*, mlx-lm-*  for the peers, made by `prepare.py` in their interpreter
+FOLDER/llama-*                GGUF files of ours
 FOLDER/ours-TARGET-PRECISION[-CHOICE]  our exports, made anew in every run
 """
 
@@ -28,6 +30,7 @@ class Preparation:
         self.python = peers_python
         self.published = models / "published"
         self.checkpoint = models / "checkpoint"
+        self.packed = models / "packed"
         models.mkdir(parents=True, exist_ok=True)
 
     def random(self, size: str) -> None:
@@ -37,6 +40,27 @@ class Preparation:
             self._peers("random", size, self.published)
         if not self.checkpoint.exists():
             import_huggingface(self.published, self.checkpoint)
+
+    def published_decoder(self, gguf: Path) -> None:
+        """A published GGUF file, and the same numbers as floats."""
+        from mlx_transformer.convert import import_huggingface, to_huggingface
+
+        if not self.packed.exists():
+            import_huggingface(gguf, self.packed)
+        if not self.published.exists():
+            to_huggingface(self.packed, self.published)
+        if not self.checkpoint.exists():
+            import_huggingface(self.published, self.checkpoint)
+
+    def random_decoder(self, size: str, tokenizer: Path) -> None:
+        """tokenizer: a published folder whose tokenizer the peers' programs find beside the weights."""
+        if not self.published.exists():
+            self._peers("random", size, self.published)
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(tokenizer / name, self.published)
+        self.random(size)
+        if not self.packed.exists():
+            self._quantised(self.packed, 4, 32)
 
     def from_checkpoint(self, checkpoint: Path) -> None:
         """Everything is made anew: the checkpoint may be another one than before."""
@@ -51,10 +75,17 @@ class Preparation:
     def folder(self, engine_name: EngineName) -> Path:
         """What an engine loads. Raises `PreparationError`."""
         folder = engine_name.folder(self.models)
+        family, precision = engine_name.family, engine_name.precision
+        if family == "ours" and engine_name.parts[1] == "mlx":
+            return self._in_mlx(precision, folder)
+        if family == "llama":
+            return self._gguf(precision, folder.with_suffix(".gguf"))
         if not engine_name.is_peer:
             self._export(engine_name, folder)
         elif not folder.exists():
-            if engine_name.family == "ct2":
+            if family in ("genai", "mlx-lm"):
+                self._peers(family, self.published, folder, precision)
+            elif family == "ct2":
                 self._peers("ct2", self.published, folder, engine_name.precision)
             elif engine_name.precision == "float32":
                 self._peers("optimum", self.published, folder)
@@ -62,6 +93,28 @@ class Preparation:
                 exported = self.folder(EngineName("", ["optimum", "float32"]))
                 self._peers("quantise", exported, folder)
         return folder
+
+    def _in_mlx(self, precision: str, folder: Path) -> Path:
+        if precision == "float32":
+            return self.checkpoint
+        if precision == "packed":
+            return self.packed
+        if not folder.exists():
+            self._quantised(folder, {"int8": 8, "int4": 4}[precision], 64)
+        return folder
+
+    def _quantised(self, folder: Path, bits: int, group_size: int) -> None:
+        from mlx_transformer.convert.quantize import quantize_checkpoint
+        from mlx_transformer.core.quantization import Scheme
+
+        quantize_checkpoint(self.checkpoint, folder, Scheme(group_size, bits))
+
+    def _gguf(self, kind: str, file: Path) -> Path:
+        from mlx_transformer.convert import to_gguf
+
+        if not file.exists():
+            to_gguf(self.checkpoint, file, kind.lower())
+        return file
 
     def _export(self, engine_name: EngineName, folder: Path) -> None:
         """In a process of its own, from the repository's root."""
@@ -76,9 +129,10 @@ class Preparation:
         )
         if engine_name.family == "loop":
             folder.mkdir(exist_ok=True)
-        paths = [str(path.absolute()) for path in (self.checkpoint, out)]
+        checkpoint = self.packed if engine_name.precision == "packed" else self.checkpoint
+        paths = [str(path.absolute()) for path in (checkpoint, out)]
         done = subprocess.run(
-            [sys.executable, "-c", code, *paths, *engine_name.parts[1:]],
+            [sys.executable, "-c", code, *paths, *(part for part in engine_name.parts[1:] if "=" not in part)],
             cwd=BENCHMARKS.parent,
             capture_output=True,
             text=True,

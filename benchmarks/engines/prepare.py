@@ -2,6 +2,8 @@
 
 random SIZE OUT             a Marian model with seeded random weights, or one of another family in a published size
 ct2 FOLDER OUT PRECISION    CTranslate2's conversion, of a Pegasus model (norms before each sub-layer) as well
+genai FOLDER OUT PRECISION  what onnxruntime-genai's builder makes of a decoder for a CPU
+mlx-lm FOLDER OUT PRECISION mlx-lm's own 8 or 4 bits of a decoder, in groups of 64
 optimum FOLDER OUT          Optimum's export, four graphs
 quantise OPTIMUM OUT        its dynamic quantisation for AVX2
 bert PUBLISHED OUT          a BERT-base of random weights that reads 128 tokens, in a folder of sentence-transformers
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +29,19 @@ PUBLISHED = {
     "nllb-600m": ("M2M100", {"d_model": 1024, "vocab_size": 256206, "max_position_embeddings": 1024}, (12, 16, 4096)),
 }
 """Family, fields of its config, and layers of each stack, heads, feed-forward. No end is forced at the length limit."""
+DECODERS = {
+    "qwen3-0.6b": (
+        "Qwen3",
+        {"vocab_size": 151936, "hidden_size": 1024, "head_dim": 128, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+        (28, 16, 8, 3072),
+    ),
+    "llama-1b": (
+        "Llama",
+        {"vocab_size": 128256, "hidden_size": 2048, "head_dim": 64, "rope_theta": 5e5, "rms_norm_eps": 1e-5},
+        (16, 32, 8, 8192),
+    ),
+}
+"""Family, fields of its config, and layers, heads, heads of keys and values, feed-forward. Embeddings are shared."""
 
 
 def random(size: str, out: str) -> None:
@@ -40,6 +56,9 @@ def random(size: str, out: str) -> None:
 
     if size in PUBLISHED:
         of_family(size, out)
+        return
+    if size in DECODERS:
+        decoder(size, out)
         return
     layers, d_model, d_ff, heads = SIZES[size]
     pad = VOCABULARY - 1
@@ -109,7 +128,71 @@ def of_family(size: str, out: str) -> None:
     model.save_pretrained(out)
 
 
+def decoder(size: str, out: str) -> None:
+    """With the weights that transformers begins training with, but norms that aren't neutral."""
+    import torch  # type: ignore[import-not-found]
+    import transformers  # type: ignore[import-not-found]
+
+    family, fields, (layers, heads, shared, d_ff) = DECODERS[size]
+    config = getattr(transformers, f"{family}Config")(
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        intermediate_size=d_ff,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+        **fields,
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.1 * torch.randn_like(weight))
+    model.save_pretrained(out)
+
+
+def genai(folder: str, out: str, precision: str) -> None:
+    name, cache = {"float32": "fp32"}.get(precision, precision), f"{out}.cache"
+    builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", folder, "-o", out]
+    subprocess.run([*builder, "-p", name, "-e", "cpu", "-c", cache], check=True)
+    shutil.rmtree(cache, ignore_errors=True)
+
+
+def mlx_lm(folder: str, out: str, precision: str) -> None:
+    from mlx_lm import convert  # type: ignore[import-not-found]
+
+    convert(folder, out, quantize=True, q_bits={"int8": 8, "int4": 4}[precision], dtype="float32")
+
+
+def ct2_decoder(folder: str, out: str, precision: str) -> None:
+    """Its vocabulary are the ids' decimal numbers."""
+    from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+    from transformers import AutoConfig  # type: ignore[import-not-found]
+
+    config = AutoConfig.from_pretrained(folder)
+
+    class Tokenizer:
+        bos_token, eos_token, pad_token = (str(getattr(config, f"{role}_token_id")) for role in ("bos", "eos", "pad"))
+        unk_token = "0"
+
+        def get_vocab(self) -> dict[str, int]:
+            return {str(i): i for i in range(config.vocab_size)}
+
+    class Converter(TransformersConverter):
+        def load_tokenizer(self, tokenizer_class: Any, folder: str, **options: Any) -> Tokenizer:
+            return Tokenizer()
+
+    Converter(folder).convert(out, quantization=precision, force=True)
+
+
 def ct2(folder: str, out: str, precision: str) -> None:
+    if json.loads((Path(folder) / "config.json").read_text())["model_type"] in ("llama", "qwen3"):
+        ct2_decoder(folder, out, precision)
+        return
     import torch  # type: ignore[import-not-found]
     from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
     from ctranslate2.converters import transformers as loaders
@@ -196,4 +279,5 @@ def quantise(exported: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    {"random": random, "ct2": ct2, "optimum": optimum, "quantise": quantise, "bert": bert}[sys.argv[1]](*sys.argv[2:])
+    steps = {"random": random, "ct2": ct2, "optimum": optimum, "quantise": quantise, "bert": bert}
+    (steps | {"genai": genai, "mlx-lm": mlx_lm})[sys.argv[1]](*sys.argv[2:])

@@ -20,15 +20,22 @@ class EngineError(Exception):
 
 
 class Worker:
-    """One engine's process. Between requests it is stopped (SIGSTOP), so no thread of it can spin beside another's."""
+    """One engine's process. Between requests it is stopped (SIGSTOP), so no thread of it can spin beside another's.
+
+    python: the interpreter that has the engine; of llama.cpp the node_modules.
+    """
 
     def __init__(self, engine_name: EngineName, python: str, folder: Path, threads: int, clock: str = "perf_counter"):
         self.engine_name = engine_name
         self.errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by close()
         paths = os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)])
         environment = os.environ | engine_name.environment | {"PYTHONPATH": paths}
+        place = str(folder.absolute())
+        command = [python, "-m", "engines.worker", engine_name.text, place, str(threads), clock]
+        if engine_name.family == "llama":
+            command = ["node", str(BENCHMARKS / "engines" / "llama.mjs"), place, str(threads), python]
         self.process = subprocess.Popen(
-            [python, "-m", "engines.worker", engine_name.text, str(folder.absolute()), str(threads), clock],
+            command,
             cwd=BENCHMARKS.parent,
             env=environment,
             stdin=subprocess.PIPE,
@@ -56,6 +63,10 @@ class Worker:
         request = {"batches": batches, "beam": beam, "length": length, "limit": limit, "prefix": prefix}
         answer = self._ask(request | {"timed": timed, "warm": warm})
         return answer["seconds"], answer["outputs"]
+
+    def continued(self, prompts: Rows, count: int) -> dict[str, Any]:
+        """Seconds and outputs of a decoder; see `worker.py`."""
+        return self._ask({"prompts": prompts, "count": count})
 
     def peak(self) -> int:
         """Most bytes that its process has held so far, interpreter included."""

@@ -5,6 +5,9 @@ JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, th
     {"batches": [rows, ...], "beam": K, "length": n or null, "limit": n, "prefix": rows or null, "timed": b, "warm": b}
         with {"seconds": s, "outputs": [ids, ...]}: all batches one after the other, if warm after the first one
         untimed; if timed again and again for at least half a second, and seconds are those of one pass
+    {"prompts": rows, "count": n}
+        with {"first": [s, s], "total": [s, s], "outputs": [ids, ...]}: seconds of the wall and of the processor,
+        until the first new token of the last row and until the last one; of a decoder
     {"memory": true}
         with {"peak": bytes}
 
@@ -47,7 +50,10 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer({"peak": memory("VmHWM")} if "memory" in request else measured(engine, request, clock))
+            if "memory" in request:
+                answer({"peak": memory("VmHWM")})
+            else:
+                answer(continued(engine, request) if "prompts" in request else measured(engine, request, clock))
         except Exception as error:
             answer({"error": described(error)})
 
@@ -62,6 +68,16 @@ def measured(engine: Any, request: dict[str, Any], clock: Callable[[], float]) -
         outputs = [output for batch in batches for output in engine.translate(batch, *arguments)]
         passes += 1
     return {"seconds": (clock() - start) / passes, "outputs": outputs}
+
+
+def continued(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
+    def since(start: tuple[float, float]) -> list[float]:
+        return [time.perf_counter() - start[0], time.process_time() - start[1]]
+
+    first: list[list[float]] = []
+    start = time.perf_counter(), time.process_time()
+    outputs = engine.continued(request["prompts"], request["count"], lambda: first.append(since(start)))
+    return {"first": first[0], "total": since(start), "outputs": outputs}
 
 
 def memory(field: str) -> int:
