@@ -36,7 +36,7 @@ from export.targets.portable.runtime import CausalGraphs
 from export.targets.session import Session
 from mlx_transformer.core.inputs import Sources
 from mlx_transformer.decoding.options import Options
-from mlx_transformer.decoding.steps import Batch, Decoder, Strategy
+from mlx_transformer.decoding.steps import Batch, Rewinding, Strategy
 
 from .runtime import LOGITS, MoveUp, run_options
 from .search import strategy
@@ -228,7 +228,7 @@ class Texts:
         return binding
 
 
-class TextsDecoder(Decoder):
+class TextsDecoder(Rewinding):
     """A search's texts; its rows are hypotheses, those of a sentence side by side and equally long."""
 
     def __init__(self, texts: Texts):
@@ -240,6 +240,15 @@ class TextsDecoder(Decoder):
 
     def step(self, ids: NDArray) -> Any:
         return self.texts.step(ids)
+
+    def read(self, ids: NDArray) -> NDArray[np.float32]:
+        if ids.shape[1] == 1:
+            return self.texts.step(ids[:, 0])[:, None]
+        return np.stack([self.texts.logits(tokens.tolist(), row) for row, tokens in enumerate(ids)])
+
+    def cut(self, count: int) -> None:
+        for row, length in enumerate(self.texts.lengths.tolist()):
+            self.texts.cut(row, length - count)
 
     def repeat(self, times: int) -> None:
         self.texts.select(np.repeat(np.arange(len(self.texts)), times))

@@ -10,8 +10,8 @@ import pytest
 from small_models import DECODER, SIZES, random_weights
 from toy_model import Toy
 
-from export import OnnxTransformer, export_onnx, export_search
-from export.search import SearchModel
+from export import OnnxTransformer, export_onnx
+from export.search.metadata import inputs_of
 from mlx_transformer import Transformer
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
@@ -142,7 +142,6 @@ def test_a_draft_model_must_fit():
         generate(toy, [[4, 5]], speculate=4)
 
 
-def test_the_one_file_has_no_guesses(folder):
-    export_search(folder / "model", folder / "search.onnx")
-    with pytest.raises(UserError, match="speculate=4"):
-        SearchModel(folder / "search.onnx").generate([[4, 5]], speculate=4)
+def test_a_graph_with_the_search_inside_has_no_guesses():
+    with pytest.raises(UserError, match="speculate=4: no option of a model with the search inside"):
+        inputs_of({"speculate": 4})
