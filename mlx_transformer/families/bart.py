@@ -2,10 +2,15 @@
 
 The first two rows of its position tables are never read. Positions are counted from the first column, so padding
 belongs on the right. The decoder starts with the end token.
+
+mBART and mBART-50 (Liu et al. 2020) are BART with norms before each sub-layer and one more after each stack. mBART's
+decoder starts with the target language's token. mBART-50's starts with the end token, and the target language is forced
+as the next one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .engine import At, Family
@@ -51,4 +56,22 @@ BART = Family(
     names=names,
     ignored=("model.shared",),
     untied_alike=True,
+)
+
+
+MBART = replace(
+    BART,
+    name="mBART",
+    model_type="mbart",
+    architecture="MBartForConditionalGeneration",
+    ours={**BART.ours, "norm_placement": "pre"},
+    keys=(
+        Key("vocab_size", "vocab_size", 50265),
+        Key("tie_word_embeddings", "tie_embeddings", True, TIES),
+        *SIZES,
+        *SPECIAL,
+        FORCED,
+        Key("decoder_start_token_id", "bos_id", "@eos_token_id"),
+        *(Fixed(key, True) for key in OTHERS),
+    ),
 )

@@ -1,6 +1,9 @@
 """Marian (Junczys-Dowmunt et al. 2018) as `transformers` stores it: the paper's model, a norm after each sub-layer.
 
 Positions are counted from the first column, so padding belongs on the right. The decoder may start with padding.
+
+Pegasus (Zhang et al. 2020) has its norms before each sub-layer and one more after each stack; encoder and decoder share
+their embeddings.
 """
 
 from __future__ import annotations
@@ -77,4 +80,29 @@ MARIAN = Family(
     names=names,
     sinusoids=("model.(encoder|decoder).embed_positions",),
     ignored=("model.shared",),
+)
+
+
+OF_PEGASUS = dict(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True, add_bias_logits=False)
+OF_PEGASUS |= dict(static_position_embeddings=True)
+
+PEGASUS = Family(
+    name="Pegasus",
+    model_type="pegasus",
+    architecture="PegasusForConditionalGeneration",
+    ours=dict(positions="sinusoidal_halves", norm_placement="pre", **BIASES),
+    keys=(
+        Key("vocab_size", "vocab_size", 50265),
+        Key("tie_word_embeddings", "tie_embeddings", True, {True: "all", False: "source-target"}),
+        *SIZES,
+        *STARTS_AS_OURS,
+        Key("pad_token_id", "pad_id", 0),
+        Key("decoder_start_token_id", "bos_id", 0),
+        Key("eos_token_id", "eos_id", 1),
+        *(Fixed(key, value) for key, value in OF_PEGASUS.items()),
+    ),
+    names=names,
+    sinusoids=("model.(encoder|decoder).embed_positions",),
+    ignored=("model.shared",),
+    untied_alike=True,
 )

@@ -1,11 +1,15 @@
 """T5 1.0 and 1.1, FLAN-T5 and MADLAD-400 (Raffel et al. 2020): RMSNorm before each sub-layer, relative positions, no
 biases, and scores without the division by sqrt(d_k).
 
-All layers of a stack use the table of relative positions stored in its first layer.
+All layers of a stack use the table of relative positions stored in its first layer. mT5 (Xue et al. 2021) and mT0 are
+T5 1.1 with other defaults. umT5 (Chung et al. 2023) is mT5 with a table of relative positions in each layer. Version 5
+of `transformers` takes every umT5 for tied, and keeps apart whether the classifier's input is divided by sqrt(d_model).
+Files of version 4, as the published models have, are read as version 4 computes them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from .engine import At, Family
@@ -75,4 +79,34 @@ T5 = Family(
     derived=derived,
     counts_tokens=True,
     ignored=("decoder.block.*.layer.1.EncDecAttention.relative_attention_bias",),
+)
+
+
+OF_MT5 = dict(vocab_size=250112, d_ff=1024, num_layers=8, num_heads=6, feed_forward_proj="gated-gelu")
+
+MT5 = replace(
+    T5,
+    name="mT5",
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    keys=(
+        *(replace(k, default=OF_MT5.get(str(k.theirs), k.default)) if isinstance(k, Key) else k for k in SIZES),
+        ScaledTie(False, until_5=True),
+    ),
+)
+
+
+def names_in_layers(config: Any) -> dict[str, str | At]:
+    table = f"{BOTH}.block.*.layer.0.SelfAttention.relative_attention_bias"
+    return {**names(config), f"{BOTH}.positions.layers.*": table}
+
+
+UMT5 = replace(
+    MT5,
+    name="umT5",
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    ours={**MT5.ours, "positions": "relative_layers"},
+    keys=(*MT5.keys[:-1], ScaledTie(True, scale="scale_decoder_outputs")),
+    names=names_in_layers,
 )

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from mlx_transformer.core.config import TransformerConfig
 
-from .bart import BART
+from .bart import BART, MBART
 from .bert import BERT
 from .distilbert import DISTILBERT
 from .engine import Family, differences
 from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL
-from .llama_like import GRANITE, HUNYUAN, OLMO2
+from .llama_like import GRANITE, HUNYUAN, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
 from .m2m100 import M2M100
-from .marian import MARIAN
-from .mbart import MBART
+from .marian import MARIAN, PEGASUS
 from .modernbert import MODERNBERT
-from .mt5 import MT5
-from .pegasus import PEGASUS
-from .phi3 import PHI3
-from .qwen import QWEN2, QWEN3
 from .roberta import ROBERTA, XLM_ROBERTA
-from .smollm3 import SMOLLM3
-from .t5 import T5
-from .umt5 import UMT5
+from .t5 import MT5, T5, UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)
 MODELS += (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, HUNYUAN, SMOLLM3, PHI3)
