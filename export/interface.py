@@ -153,8 +153,8 @@ ROWS_CPU, LISTED_CPU = "classifier_rows_cpu", "decoder_listed_cpu"
 """Two more graphs for a search among given token ids: the classifier's rows of these ids, and a decoding step that uses
 them."""
 STEP_CPU, PROMPT_CPU = "step_cpu", "prompt_cpu"
-"""A decoder alone in target cpu. In lower precisions `PROMPT_CPU` reads prompts: for many tokens other operators are
-faster than for one."""
+"""A decoder alone in target cpu. `PROMPT_CPU` reads prompts in int4, where other operators are faster for many tokens
+than for one (`precision.table.Precision.prompts`)."""
 LISTED, ROWS, BIASES, SCALES = "listed", "classifier_rows", "classifier_biases", "classifier_scales"
 """The axis of given ids, and the parts of the classifier that belong to them."""
 SEARCH, TEXT_VECTORS = "search_model", "vector_model"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from export.interface import LISTED_CPU, MODEL, PROMPT_CPU, ROWS_CPU
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, reads_prompts_apart, takes_rows
+from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, prompts_in, takes_rows
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.int8_scales import INT8_SCALES
@@ -77,7 +77,7 @@ def record(plan: Plan) -> dict[str, Any]:
 def graphs_of(plan: Plan, precision: str) -> dict[str, list[str]]:
     """{data file: graphs that use it}, both names without the precision's suffix."""
     left_out = [] if takes_rows(precision) else [ROWS_CPU, LISTED_CPU]
-    left_out += [] if reads_prompts_apart(precision) else [PROMPT_CPU]
+    left_out += [] if prompts_in(precision, plan.activations) else [PROMPT_CPU]
     owners = plan.target.data_files(plan.config)
     return {owner: [name for name in names if name not in left_out] for owner, names in owners.items()}
 

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 import onnx
 import onnx_ir as ir
 
+from export.interface import PROMPT_CPU
+from export.precision.int8 import BY_ROW
 from export.precision.packed import unpack_on_load, use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import PRECISIONS
@@ -182,8 +184,11 @@ def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]
     by_owner = {}
     for owner, names in graphs_of(plan, precision).items():
         by_owner[owner] = models = {name: plan.target.build(name, plan.request) for name in names}
-        for model in models.values():
-            lower(model, precision, plan.target.lowering, plan.activations, plan.int8_scales)
+        for name, model in models.items():
+            of, scales = precision, plan.int8_scales
+            if name == PROMPT_CPU:
+                of, scales = PRECISIONS[precision].prompts, BY_ROW
+            lower(model, of, plan.target.lowering, plan.activations, scales)
             if PRECISIONS[precision].form == "packed":
                 use_packed_operators(model, plan.checkpoint, plan.activations)
             unpack_on_load(model, plan.checkpoint)

@@ -63,8 +63,8 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from export.graph.edit import Nodes
-from export.interface import ENCODER_CPU, LISTED, MODEL, PROMPT_CPU, SCALES
-from export.nn.marks import IS_BIAS, ROLE, ROWS_OF, Role, extent
+from export.interface import ENCODER_CPU, LISTED, MODEL, PROMPT_CPU, SCALES, STEP_CPU
+from export.nn.marks import FEW_ROWS, IS_BIAS, ROLE, ROWS_OF, Role, extent
 from mlx_transformer.core.int8_scales import SYMMETRIC, UNSIGNED, Int8Scales, ProductScales
 from mlx_transformer.system.errors import UserError
 
@@ -166,7 +166,7 @@ def unit_of(fixed: ProductScales) -> np.float32:
 
 
 CONTRIB = "com.microsoft"
-OF_MANY_ROWS = (MODEL, ENCODER_CPU, PROMPT_CPU)
+OF_MANY_ROWS = (MODEL, ENCODER_CPU, STEP_CPU, PROMPT_CPU)
 """Graphs of target cpu with a row for each token of a batch."""
 IN_STEPS = "scale_"
 """Suffix of a product's scales, e.g. NAME.scale_127: W ~ q * 127 * NAME.scale_127. m then needs no division by 127."""
@@ -220,7 +220,7 @@ def to_int8(
         if key not in quantised:
             if fixed.activation is not None:
                 quantised[key] = fixed_steps(add, linear.x, fixed)
-            elif fused and model.graph.name in OF_MANY_ROWS:
+            elif fused and model.graph.name in OF_MANY_ROWS and FEW_ROWS not in linear.weight.meta:
                 quantised[key] = in_rows(add, linear, zeros)
             else:
                 quantised[key] = by_row(add, linear.x)

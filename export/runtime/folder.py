@@ -35,7 +35,7 @@ from export.precision.table import (
     STANDARD,
     check_activations,
     check_precisions,
-    reads_prompts_apart,
+    prompts_in,
 )
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import AN_ONNX_FOLDER, ONNX_CONFIG, Place
@@ -160,7 +160,7 @@ def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     files = {name: file for name in GRAPHS if (file := graph_file(place, name, suffix)) is not None}
     present = files.keys()
     if STEP_CPU in present:
-        needed = [STEP_CPU, PROMPT_CPU] if reads_prompts_apart(precision) else [STEP_CPU]
+        needed = [STEP_CPU, PROMPT_CPU] if prompts_in(precision, activations) else [STEP_CPU]
     elif config.architecture != "encoder-decoder":
         needed = [MODEL]
     elif present & {ENCODER_CPU, DECODER_CPU}:

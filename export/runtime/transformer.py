@@ -190,6 +190,9 @@ class OnnxTransformer(TextVerbs):
 
     def _graphs(self, threads: int | None) -> Any:
         request, cores = self.folder.request, threads or fast_cores()
+        if STEP_CPU in self.sessions:
+            exact = PRECISIONS[self.folder.precision].form == "floats" or self.folder.activations == "float32"
+            return graphs_of(request, self.sessions, exact=exact)
         if ENCODER_CPU not in self.sessions:
             return graphs_of(request, self.sessions)
 
@@ -389,7 +392,7 @@ class OnnxTransformer(TextVerbs):
 
 
 def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> Any:
-    """One model from the sessions {graph's name: session} of a folder. of_cpu: arguments for `CpuModel` only."""
+    """One model from the sessions {graph's name: session} of a folder. of_cpu: arguments for target cpu's models."""
     if ENCODER_CPU in sessions:  # imported here, since other targets don't need it
         from export.targets.cpu.runtime import CpuModel
 
@@ -397,7 +400,7 @@ def graphs_of(request: Request, sessions: Mapping[str, Any], **of_cpu: Any) -> A
     if STEP_CPU in sessions:
         from export.targets.cpu.texts import DecoderGraphs
 
-        return DecoderGraphs(request, sessions)
+        return DecoderGraphs(request, sessions, of_cpu.get("exact", True))
     kinds = {"encoder-decoder": EncoderDecoderGraphs, "decoder": CausalGraphs, "encoder": EncoderGraphs}
     return kinds[request.config.architecture](request, sessions)
 

@@ -404,18 +404,19 @@ ONNX = {
     # Texts side by side
     "a window of five keys, not four": Mutation(
         node("GroupQueryAttention", f"{d1}/self_attention", attribute(local_window_size=5)), model="side by side",
-        tap=D1, attribute=f"step_cpu: {d1}/self_attention/GroupQueryAttention",
+        tap=f"{D1}.feed_forward", attribute=f"step_cpu: {d1}/self_attention/GroupQueryAttention",
     ),
     "a bound of another size": Mutation(
         node("GroupQueryAttention", f"{d0}/self_attention", attribute(softcap=2.5)), model="side by side",
-        tap=D0, attribute=f"step_cpu: {d0}/self_attention/GroupQueryAttention",
+        tap=f"{D0}.feed_forward", attribute=f"step_cpu: {d0}/self_attention/GroupQueryAttention",
     ),
     "a layer that isn't turned": Mutation(
-        node("GroupQueryAttention", f"{d0}/self_attention", attribute(do_rotary=0)), model="side by side", tap=D0,
+        node("GroupQueryAttention", f"{d0}/self_attention", attribute(do_rotary=0)), model="side by side",
+        tap=f"{D0}.feed_forward",
     ),
     "frequencies of the other layers": Mutation(
         reads(f"{d1}/self_attention/GroupQueryAttention", "positions.1.cos", "positions.cos"), model="side by side",
-        tap=D1,
+        tap=f"{D1}.feed_forward",
     ),
     "the least likely token": Mutation(
         output_of("candidate_tokens", "ArgMax", become("ArgMin"), inputs=1), model="side by side", search="greedy",

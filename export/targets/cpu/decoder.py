@@ -26,6 +26,7 @@ import onnx_ir as ir
 from export.interface import grouped_shape
 from export.nn.cache import Cache, LayerCache
 from export.nn.layers import DecoderLayer
+from export.nn.marks import FEW_ROWS
 from export.nn.masks import Mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Positions, Rotation, distances, rotary_table
@@ -150,4 +151,6 @@ class TextsTransformer(Transformer):
         last = self.decoder.layers[len(self.decoder.layers) - 1]
         last.__class__ = LastLayer
         cast(LastLayer, last).places = places
+        for parameter in (*cast(LastLayer, last).feed_forward.parameters(), self.output_weight):
+            parameter.meta[FEW_ROWS] = True
         name_parameters(self)

@@ -23,6 +23,7 @@ Shapes: R texts, S new tokens of a text, K key-value heads, L positions of the b
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -153,6 +154,10 @@ class Texts:
         del self.ids[row][length:]
         self.lengths[row] = length
 
+    def begin(self, outputs: Sequence[str]) -> None:
+        """Let `step` return these outputs."""
+        self.outputs, self._binding = outputs, None
+
     def clear(self) -> None:
         """End all texts, and let go of the buffers."""
         self.ids, self.buffers = [], []
@@ -192,7 +197,7 @@ class Texts:
         length = int(self.lengths[row]) + len(ids)
         self.make_room(len(self), length)
         tokens = np.array([ids], np.int64)
-        wanted = np.arange(len(ids) if results else 0)
+        wanted = np.arange(len(ids) if results else 1)  # of no rows there are no products in lower precisions
         last, total = np.array([length - 1], np.int32), np.array(length, np.int32)
         binding = self._bound(graph, slice(row, row + 1), tokens, last, total, wanted)
         for value, x in results.items():
@@ -269,10 +274,13 @@ class TextsCache:
 
 
 class DecoderGraphs(CausalGraphs):
-    """step_cpu, in lower precisions with prompt_cpu. Several threads may continue texts at the same time, each its
+    """step_cpu, in int4 with prompt_cpu. Several threads may continue texts at the same time, each its
     own."""
 
-    def __init__(self, request: Request, sessions: Mapping[str, Session]):
+    def __init__(self, request: Request, sessions: Mapping[str, Session], exact: bool = True):
+        """exact: a prompt read in other parts, e.g. behind what an earlier search has read, gives the same up to
+        float32's rounding. Where activations are rounded, a last bit can change a token: then only whole chunks of an
+        earlier prompt are continued, which are the same bits."""
         self.config, self.options = request.config, run_options()
         graphs = {
             name: StepGraph(session, GRAPHS[name](request), self.config, BufferPool(), self.options)
@@ -280,8 +288,9 @@ class DecoderGraphs(CausalGraphs):
         }
         self.graph = graphs[STEP_CPU]
         self.prompt = graphs.get(PROMPT_CPU, self.graph)
-        self._kept: deque[Texts] = deque(maxlen=1)
-        """The text of the last search of one text."""
+        self.exact = exact
+        self._kept: deque[tuple[Texts, int]] = deque(maxlen=1)
+        """The text of the last search of a single one, and how many of its tokens may be continued."""
 
     def texts(self, outputs: Sequence[str] = LOGITS) -> Texts:
         """No text yet. outputs: what its `step` returns: logits, candidate_scores, candidate_tokens."""
@@ -311,12 +320,40 @@ class DecoderGraphs(CausalGraphs):
     def start(
         self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
     ) -> tuple[TextsDecoder, Any]:
-        """Read the prompts for a search; returns the decoder and the first step's logits (B, V) or other outputs."""
+        """Read the prompts for a search; returns the decoder and the first step's logits (B, V) or other outputs.
+
+        Of a single prompt, what the last search of one has read already isn't read again.
+        """
         prompts = [row.tolist() for row in sources]
-        texts = self.texts(outputs)
+        texts = self._continued(prompts[0], outputs) if len(prompts) == 1 else self.texts(outputs)
         texts.make_room(len(prompts), max(map(len, prompts)))
-        for prompt in prompts:
+        for prompt in prompts[len(texts) :]:
             texts.add(prompt[:-1])
-        if bans is not None:
-            texts.bans[:] = bans
-        return TextsDecoder(texts), texts.step([prompt[-1] for prompt in prompts])
+        texts.bans[:] = 0 if bans is None else bans
+        decoder = TextsDecoder(texts)
+        if len(prompts) == 1:
+            weakref.finalize(decoder, self._keep, texts, len(prompts[0]) - 1).atexit = False
+        return decoder, texts.step([prompt[-1] for prompt in prompts])
+
+    def _continued(self, prompt: list[int], outputs: Sequence[str]) -> Texts:
+        """A single text that has read all of this prompt but its last token."""
+        try:
+            texts, most = self._kept.pop()
+        except IndexError:
+            texts, most = self.texts(), 0
+            texts.add()
+        common = same_tokens(texts.ids[0][:most], prompt[:-1])
+        texts.cut(0, common if self.exact else common - common % CHUNK)
+        texts.begin(outputs)
+        texts.read(prompt[len(texts.ids[0]) : -1])
+        return texts
+
+    def _keep(self, texts: Texts, prompt: int) -> None:
+        """Keep a text for the next search, without what isn't to be continued: see `exact`."""
+        if len(texts) == 1:
+            self._kept.append((texts, len(texts.ids[0]) if self.exact else prompt - prompt % CHUNK))
+
+
+def same_tokens(x: Sequence[int], y: Sequence[int]) -> int:
+    """How many first tokens two texts share."""
+    return next((i for i, pair in enumerate(zip(x, y, strict=False)) if pair[0] != pair[1]), min(len(x), len(y)))

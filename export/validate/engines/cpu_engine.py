@@ -168,7 +168,7 @@ class CpuEncoderEngine(CpuEngine):
 
 
 class CpuDecoderEngine(CpuEngine):
-    """ONNX Runtime on the CPU with a decoder alone: step_cpu, in lower precisions with prompt_cpu."""
+    """ONNX Runtime on the CPU with a decoder alone: step_cpu, in int4 with prompt_cpu."""
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {"cached": cached(self.graphs, case), "side by side": self._side_by_side(case)}

@@ -3,6 +3,7 @@ join and leave, at every cut of a prompt."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,26 @@ def test_step_by_step_as_portable(model: OnnxTransformer) -> None:
     for row, tokens in enumerate([[5, 6, 11, 13, 14], [7, 8, 9, 10, 12, 15, 16]]):
         parts = np.concatenate([part[row] for part in logits])[-len(tokens) :]
         np.testing.assert_allclose(parts, logits_of(model.graphs, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_a_conversation_goes_on_where_it_was(model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last search of a single prompt has read or written isn't read again; the tokens are the same."""
+    read: list[int] = []
+    of_texts = runtime.Texts.read
+    monkeypatch.setattr(runtime, "CHUNK", 4)
+    monkeypatch.setattr(runtime.Texts, "read", lambda t, ids, *row: (read.append(len(ids)), of_texts(t, ids, *row))[1])
+    graphs = model.graphs
+    first = [3 + 5 * i % 80 for i in range(9)]
+    for exact, counts in ((True, [8, 2, 2]), (False, [8, 6, 8])):
+        graphs._kept.clear()
+        monkeypatch.setattr(graphs, "exact", exact)
+        read.clear()
+        turns = [[*first]]
+        for _ in range(3):
+            (answer,) = model.generate([turns[-1]], max_new_tokens=4, min_new_tokens=4)
+            turns.append([*turns[-1], *answer, 60, 61])
+        assert [n for n in read if n] == counts, exact
+        graphs._kept.clear()
+        assert model.generate(turns[:3], max_new_tokens=4, min_new_tokens=4) == [
+            turn[len(before) : -2] for before, turn in pairwise(turns)
+        ]
