@@ -7,9 +7,11 @@ Scores:
     same            share of sentences with exactly the same greedy translation
     neighbours      for text vectors, in place of agreement: share of each text's ten nearest still among them;
                     without pooling settings in the folder, vectors are the mean of the last layer
+    kl, perplexity  for a decoder: mean divergence from float32's probabilities in nats, and perplexity, for both
     bleu, exact     sacreBLEU and exact match in percent, for both precisions, if there are references
 
-Rounding moves some tokens in any model. The limits bound how many; a package beyond them is refused.
+Rounding moves some tokens in any model. The limits bound how many, and a decoder's divergence, since its best tokens
+change where several are as good; a package beyond them is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.data import built_in
 from mlx_transformer.data.corpus import read_lines, read_parallel
+from mlx_transformer.generation.likelihood import divergence
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_json
 from mlx_transformer.system.progress import Progress, no_progress
@@ -72,6 +75,9 @@ class Quality:
     exact_float32: float | None = None
     neighbours: bool | None = None
     """If true, `agreement` counts nearest neighbours, and `same` counts texts with all of them kept."""
+    kl: float | None = None
+    perplexity: float | None = None
+    perplexity_float32: float | None = None
 
     @property
     def _counted(self) -> str:
@@ -81,6 +87,9 @@ class Quality:
     def problems(self) -> list[str]:
         """Messages for the scores beyond the limits."""
         limits, problems = LIMITS[self.precision], []
+        if self.kl is not None:
+            beyond = self.kl > limits.kl
+            return [f"{self._divergence}, the limit is {limits.kl}"] if beyond else []
         if self.agreement < limits.agreement:
             problems.append(
                 f"{self.agreement:.1%} of the {self._counted} are float32's, the limit is {limits.agreement:.0%}"
@@ -91,6 +100,10 @@ class Quality:
                 problems.append(f"{name} falls from {wide:.2f} to {got:.2f}, the limit is {limit:.2f} points")
         return problems
 
+    @property
+    def _divergence(self) -> str:
+        return f"KL {self.kl:.4f} from float32, perplexity {self.perplexity:.2f} ({self.perplexity_float32:.2f})"
+
     def _scores(self) -> list[tuple[str, float, float]]:
         """(name, in this precision, in float32) of the scores against references."""
         pairs = (("BLEU", self.bleu, self.bleu_float32), ("exact match", self.exact, self.exact_float32))
@@ -98,6 +111,7 @@ class Quality:
 
     def __str__(self) -> str:
         parts = [f"{self.agreement:.2%} of the {self._counted} and {self.same:.1%} of the sentences as in float32"]
+        parts += [] if self.kl is None else [self._divergence]
         parts += [f"{name} {got:.2f} ({got - wide:+.2f})" for name, got, wide in self._scores()]
         return f"{self.precision}: {', '.join(parts)}; {self.sentences} sentences of {self.text}"
 
@@ -134,14 +148,11 @@ def gate_text(
         return None
     readable = checkpoint.tokenizer_path is not None
     translates = checkpoint.config.architecture == "encoder-decoder" and readable
-    embeds = checkpoint.config.architecture == "encoder" and readable
-    if (source is not None or reference is not None) and not translates and not embeds:
-        raise UserError(
-            f"{checkpoint.folder}: the quality gate translates: it needs an encoder-decoder with its tokenizer, or for"
-            " vectors of texts an encoder with its own"
-        )
-    if reference is not None and embeds:
-        raise UserError("{}: vectors of texts have no reference: give the texts alone, as {gate_source}", reference)
+    embeds = checkpoint.config.architecture == "encoder"
+    if (source is not None or reference is not None) and not readable:
+        raise UserError(f"{checkpoint.folder}: has no tokenizer, and the quality gate compares texts")
+    if reference is not None and not translates:
+        raise UserError("{}: only translations have a reference: give the texts alone, as {gate_source}", reference)
     if source is not None and reference is not None:
         text = read_parallel(source, reference)
         return Text(list(text.source), list(text.target), str(source))
@@ -156,7 +167,7 @@ def gate_text(
     drawn = _corpus(checkpoint.folder.parent / "run.json")
     if drawn is None or not translates:
         for precision in judged:
-            log(f"{precision}: not judged{_instead(checkpoint, translates or embeds)}")
+            log(f"{precision}: not judged{_instead(checkpoint, readable)}")
         return None
     held_out = built_in.build(*drawn).held_out.select(list(range(PHRASES)))  # the phrases' kinds take turns
     return Text(list(held_out.source), list(held_out.target), f"{drawn[0]}, held out")
@@ -165,13 +176,10 @@ def gate_text(
 def _instead(checkpoint: Checkpoint, readable: bool) -> str:
     """The rest of a "not judged" message: how this model could be judged."""
     config = checkpoint.config
-    if config.architecture == "decoder":
-        return (
-            ": compare the perplexity of a text by `mlx-transformer evaluate`, of the checkpoint and of what is written"
-        )
     if not readable:
         return ": the model has no tokenizer, and the quality gate compares texts"
-    what = "its translations" if config.architecture == "encoder-decoder" else "the neighbours of its vectors"
+    kinds = {"encoder-decoder": "its translations", "decoder": "its probabilities"}
+    what = kinds.get(config.architecture, "the neighbours of its vectors")
     if config.architecture == "encoder" and config.head.kind in CHOOSING:
         what = "its best tokens" if config.head.kind == "vocabulary" else "its labels"
     return f"; --gate-source FILE would compare {what} with float32's"
@@ -228,6 +236,7 @@ class Expected:
     def __init__(self, wide: OnnxTransformer, text: Text, done: Callable[[float], None] = lambda share: None):
         tokenizer = wide.tokenizer
         assert tokenizer is not None
+        self.wide = wide
         self.config, self.text, self.tokenizer = wide.config, text, tokenizer
         chooses = wide.config.architecture != "encoder" or wide.config.head.kind in CHOOSING
         self.embeds = wide.text_embedding is not None or not chooses
@@ -251,6 +260,8 @@ class Expected:
         done: Callable[[float], None] = lambda share: None,
     ) -> Quality:
         """Compare a precision. shows: its graphs with logits as output; runs: the package's graphs."""
+        if self.config.architecture == "decoder":
+            return self._diverging(precision, shows, done)
         scores: dict[str, Any] = {"neighbours": True} if self.embeds else {}
         equal = self._equal(shows)
         if self._translates:
@@ -262,6 +273,19 @@ class Expected:
             same = sum(bool(each.all()) for each in equal) / len(self.rows)
         agreement = float(np.concatenate(equal).mean())
         return Quality(precision, self.text.origin, len(self.rows), agreement, same, **scores)
+
+    def _diverging(self, precision: str, shows: OnnxTransformer, done: Callable[[float], None]) -> Quality:
+        texts = [(row[:-1], row[1:]) for row in self.rows if len(row) > 1]
+        if not texts:
+            raise UserError(f"{self.text.origin}: has no token that another precedes: give longer lines")
+
+        def both(row: list[int]) -> tuple[np.ndarray, np.ndarray]:
+            return self.wide.token_logits([row])[0], shows.token_logits([row])[0]
+
+        lost = divergence(both, texts, done)
+        counts = self.text.origin, lost.texts, lost.agreement, lost.same
+        wide = lost.perplexity_wide
+        return Quality(precision, *counts, kl=lost.kl, perplexity=lost.perplexity, perplexity_float32=wide)
 
     def _equal(self, narrow: OnnxTransformer) -> list[Any]:
         both = zip(self.best, self._best(narrow), strict=True)

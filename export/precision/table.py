@@ -26,12 +26,14 @@ class Limits(NamedTuple):
     """The limits of the quality gate (`package/quality.py`), compared with float32.
 
     `agreement`: least share of equal tokens. `bleu`, `exact`: most points lost on 1000 sentences. On n sentences they
-    are multiplied by sqrt(1000 / n), since chance weighs more in a small sample.
+    are multiplied by sqrt(1000 / n), since chance weighs more in a small sample. `kl`: a decoder's largest mean
+    divergence, in nats a token.
     """
 
     agreement: float
     bleu: float
     exact: float
+    kl: float
 
 
 class Precision(NamedTuple):
@@ -83,7 +85,7 @@ class Lowering(NamedTuple):
 PRECISIONS: dict[str, Precision] = {
     "float32": Precision("", "fp32", "as trained", "floats", 32),
     "float16": Precision(
-        "_fp16", "fp16", "weights and activations of sixteen bits", "floats", 16, Limits(0.99, 0.1, 0.5)
+        "_fp16", "fp16", "weights and activations of sixteen bits", "floats", 16, Limits(0.99, 0.1, 0.5, 0.001)
     ),
     "bfloat16": Precision(
         "_bf16",
@@ -91,7 +93,7 @@ PRECISIONS: dict[str, Precision] = {
         "the same with float32's range; transformers.js has no name for it",
         "floats",
         16,
-        Limits(0.97, 0.3, 1.0),
+        Limits(0.97, 0.3, 1.0, 0.01),
     ),
     "int8": Precision(
         "_quantized",
@@ -99,7 +101,7 @@ PRECISIONS: dict[str, Precision] = {
         "signed weights with a scale an output, activations with fixed scales or with one a token",
         "integers",
         8,
-        Limits(0.95, 0.3, 1.0),
+        Limits(0.95, 0.3, 1.0, 0.1),
     ),
     "int8-weights": Precision(
         "_int8",
@@ -107,7 +109,7 @@ PRECISIONS: dict[str, Precision] = {
         "weights of 8 bits in blocks",
         "blocks",
         8,
-        Limits(0.95, 0.3, 1.0),
+        Limits(0.95, 0.3, 1.0, 0.05),
         rounds_blocks=True,
         opset=BLOCKS_OPSET,
         ir_version=BLOCKS_IR_VERSION,
@@ -118,7 +120,7 @@ PRECISIONS: dict[str, Precision] = {
         "weights of 4 bits in blocks, embeddings of 8",
         "blocks",
         4,
-        Limits(0.85, 0.5, 2.0),
+        Limits(0.85, 0.5, 2.0, 0.2),
         depends_on_batch=True,
         rounds_blocks=True,
         prompts="int8",

@@ -19,7 +19,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +27,8 @@ import click
 from click.exceptions import Exit
 
 from mlx_transformer.core.folders import CONFIG, Place, check_there
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import UserError, joined
+from mlx_transformer.system.fields import Bounds, check_fields
 from mlx_transformer.system.files import check_text, read_object
 
 from .parameters import Argument, Option
@@ -227,28 +228,48 @@ def write_shortlist(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuantizeSettings:
+    """How a checkpoint becomes integers."""
+
+    bits: Annotated[float, Bounds(at_least=2, at_most=8)] | None = None
+    """Bits for each weight: 2, 3, 4, 5, 6 or 8, or a mean in between, e.g. 4.5, of which the matrices that matter most
+    for --text have more; unset: 4, or the mode's."""
+    group_size: int | None = None
+    """Weights that share one scale and bias: 32, 64 or 128; unset: 64, or the mode's."""
+    mode: Literal["affine", "mxfp4", "nvfp4", "mxfp8"] = "affine"
+    """Integers (affine), or short floats."""
+    method: Literal["nearest", "search", "gptq"] = "nearest"
+    """How integers are chosen: nearest to each weight, as MLX does; nearest with the best of several ranges for each
+    group (search); or so that outputs for --text change least (gptq)."""
+    text: Path | None = field(default=None, metadata={"check": check_text})
+    """Text like the model's later input, one a line: half of it calibrates, the other half judges what is lost."""
+    accept_loss: bool = False
+    """Write the checkpoint even if it loses more on --text than the limit."""
+    force: bool = False
+    """Replace an earlier checkpoint in OUT."""
+
+    def __post_init__(self) -> None:
+        if problems := check_fields(self):
+            raise UserError(joined(problems))
+
+
 def quantize(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder of the quantised checkpoint to write, new or empty.")],
-    bits: Annotated[
-        int | None, Option(help="Bits for each weight: 2, 3, 4, 5, 6 or 8.", show_default="4, or the mode's")
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        Option(help="Weights that share one scale and bias: 32, 64 or 128.", show_default="64, or the mode's"),
-    ] = None,
-    mode: Annotated[
-        Literal["affine", "mxfp4", "nvfp4", "mxfp8"], Option(help="Integers (affine), or short floats.")
-    ] = "affine",
-    force: Force = False,
+    settings: QuantizeSettings,
 ) -> None:
     """Store a checkpoint's matrices as small integers or floats, in MLX's format; every other command reads them."""
-    from mlx_transformer.convert.quantize import quantize_checkpoint
-    from mlx_transformer.core.quantization import Scheme
+    from mlx_transformer.convert.quantize import Calibration, quantize_checkpoint
+    from mlx_transformer.core.quantization import BITS, Scheme
     from mlx_transformer.system.progress import quiet_progress
 
+    bits = None if settings.bits is None else max(each for each in BITS if each <= settings.bits)
+    mean = settings.bits if bits != settings.bits else None
+    how = Calibration(method=settings.method, text=settings.text, bits=mean, accept_loss=settings.accept_loss)
+    scheme = Scheme.of(settings.mode, settings.group_size, bits)
     with quiet_progress("quantize") as watch:
-        done = quantize_checkpoint(checkpoint, out, Scheme.of(mode, group_size, bits), force, watch)
+        done = quantize_checkpoint(checkpoint, out, scheme, settings.force, watch, how)
     print(f"{out}: {done}")
 
 

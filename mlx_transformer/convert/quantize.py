@@ -1,73 +1,211 @@
-"""Quantise a checkpoint: store its matrices as integers, with a scale and a bias per group."""
+"""Quantise a checkpoint: store its matrices as integers, with a scale and a bias per group.
+
+    nearest        each number to its nearest integer, as MLX does
+    search, gptq   `rounding.py`; gptq reads the second moments of a text
+
+Text's even lines calibrate, its odd lines judge: the quantised model is compared with the float one, token by token.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_transformer.core.checkpoint import CHECKPOINT, WEIGHTS, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.core.outputs import claim
-from mlx_transformer.core.parameters import quantizable_shapes
-from mlx_transformer.core.quantization import Scheme, described
+from mlx_transformer.core.parameters import embedding_names, quantizable_shapes
+from mlx_transformer.core.quantization import Packed, Quantization, Scheme, described
+from mlx_transformer.generation.likelihood import Divergence, divergence
 from mlx_transformer.generation.settings import files_with_weights
 from mlx_transformer.nn import Transformer as Network
-from mlx_transformer.nn.quantize import check_runs, quantization_of, use_quantized_layers
+from mlx_transformer.nn.quantize import check_runs, quantization_of, quantized, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Progress, no_progress
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
-READ, ROUNDED = 0.3, 0.7
-"""Progress shown when the checkpoint has been read, and when it has been quantised; roughly the shares of the time."""
+from .calibrate import Example, cut, logits_of, moments, read_examples
+from .rounding import gptq, searched
+
+READ, ROUNDED, JUDGED = 0.1, 0.8, 0.95
+"""Progress shown when the checkpoint has been read, quantised and judged; roughly the shares of the time."""
+LARGEST_KL = 0.2
+"""Largest divergence from the float model that is written without `accept_loss`."""
+SENSED = 1024
+"""Most tokens of the text for finding the matrices that matter most."""
+MOST_BITS = 8
+
+Method = Literal["nearest", "search", "gptq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """How integers are chosen. bits: their mean number, if the matrices that matter most have more than the others.
+
+    Raises `UserError` if `method` or `bits` need a text and there is none.
+    """
+
+    method: Method = "nearest"
+    text: str | Path | None = None
+    bits: float | None = None
+    accept_loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text is None and (self.method == "gptq" or self.bits is not None):
+            what = "method gptq" if self.bits is None else f"a mean of {self.bits:g} bits"
+            raise UserError("{}: needs text like the model's later input: give some with {text}", what)
 
 
 def quantize(model: Network, scheme: Scheme) -> None:
-    """Quantise in place every linear map and embedding whose width is a multiple of the group size.
+    """Quantise in place every linear map and embedding whose width is a multiple of the group size, to nearest.
 
     Raises `UserError` if there is none, or if the model is quantised already.
     """
     if quantization_of(model):
         raise UserError("the model is quantised already; quantise the one that it was made from")
-    check_runs(scheme)
-    shapes = quantizable_shapes(model.config)
-    chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
-    if not chosen:
-        widths = ", ".join(map(str, sorted({width for _, width in shapes.values()})))
-        raise UserError(f"no matrix (widths {widths}) has groups of {scheme.group_size}: choose a smaller group size")
-    use_quantized_layers(model, chosen)
+    use_quantized_layers(model, _divided(quantizable_shapes(model.config), scheme))
 
 
 def quantize_checkpoint(
-    folder: str | Path, out: Target, scheme: Scheme, force: bool = False, watch: Progress = no_progress
+    folder: str | Path,
+    out: Target,
+    scheme: Scheme,
+    force: bool = False,
+    watch: Progress = no_progress,
+    how: Calibration = Calibration(),
 ) -> str:
     """Write a quantised copy of a checkpoint, with its tokenizer; return a summary for people.
 
+    Every linear map and embedding whose width is a multiple of the group size becomes integers.
     out: new or empty, or with `force` another checkpoint, which is replaced. watch: called with the finished share and
-    the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or already quantised checkpoint, or if
-    `out` is the checkpoint itself.
+    the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or already quantised checkpoint, if
+    `out` is the checkpoint itself, if no width fits, or if more than `LARGEST_KL` is lost on `how.text`.
     """
-    output = claim(out, CHECKPOINT, force, resolve(folder))
+    output = claim(out, CHECKPOINT, force, resolve(folder), *([] if how.text is None else [Path(how.text)]))
     watch(0, "reading")
     checkpoint = open_checkpoint(folder)
     if checkpoint.quantization:
         raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
+    if not scheme.affine and (how.method, how.bits) != ("nearest", None):
+        raise UserError(f"mode {scheme.mode}: is rounded to nearest; other methods and mixed bits are for mode affine")
     text, shapes = checked_tokenizer(checkpoint), quantizable_shapes(checkpoint.config)
+    chosen = _divided(shapes, scheme)
     model = Transformer.load(checkpoint.folder)
-    # From lower precisions -bias / scale isn't whole, but fast kernels need zero points.
-    for path, module in model.named_modules():
-        if f"{path}.weight" in shapes and scheme.divides(shapes[f"{path}.weight"]):
-            module.weight = module.weight.astype(mx.float32)
-    quantize(model, scheme)
-    quantization = quantization_of(model)
-    layers = dict(model.named_modules())
-    for done, path in enumerate(quantization):
-        watch(READ + (ROUNDED - READ) * done / len(quantization), path)
-        mx.eval(layers[path.removesuffix(".weight")].parameters())  # MLX is lazy: quantise this layer now
-    watch(ROUNDED, "writing")
+    modules = dict(model.named_modules())
+    for name in chosen:  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
+        layer = modules[name.removesuffix(".weight")]
+        layer.weight = layer.weight.astype(mx.float32)
+    calibrating, judging = ([], []) if how.text is None else read_examples(model, how.text)
+    if how.bits is not None:
+        chosen = _mixed(model, chosen, how.bits, calibrating, watch)
+    rounded: dict[str, Packed] = {}
+    for name, packed in _rounded(model, chosen, how.method, calibrating):
+        watch(READ + (ROUNDED - READ) * len(rounded) / len(chosen), name)
+        rounded[name] = packed
+        if judging:
+            modules[name.removesuffix(".weight")].weight = mx.array(packed.dequantised())
+    lost = _lost(Transformer.load(checkpoint.folder), model, judging, watch)
+    if lost is not None and lost.kl > LARGEST_KL and not how.accept_loss:
+        what = f"{how.text}: {lost}: the limit is KL {LARGEST_KL}"
+        raise UserError("{}; take more bits, smaller groups or method gptq, or {accept_loss}", what)
+    watch(JUDGED, "writing")
+    put_integers(model, rounded)
     own = files_with_weights(model.generation, checkpoint.folder)
-    save_checkpoint(output, model.config, model.weights(), text, quantization=quantization, **own)
+    save_checkpoint(output, model.config, model.weights(), text, quantization=quantization_of(model), **own)
     watch(1, "written")
     sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
-    return f"{described(quantization, shapes)}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"
+    about = f"{described(chosen, shapes)}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"
+    return about if lost is None else f"{about}; on other lines of {Path(str(how.text)).name}: {lost}"
+
+
+def _divided(shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> dict[str, Scheme]:
+    """The scheme of each matrix that it fits. Raises `UserError` if there is none."""
+    check_runs(scheme)
+    chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
+    if not chosen:
+        widths = ", ".join(map(str, sorted({width for _, width in shapes.values()})))
+        raise UserError(f"no matrix (widths {widths}) has groups of {scheme.group_size}: choose a smaller group size")
+    return chosen
+
+
+def _rounded(
+    model: Transformer, chosen: Quantization, method: Method, examples: Sequence[Example]
+) -> Iterator[tuple[str, Packed]]:
+    """(name, integers) of each matrix. The caller may put a yielded matrix' values into the model at once."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    weight = lambda name: np.array(modules[name.removesuffix(".weight")].weight)  # noqa: E731
+    left = dict(chosen)
+    if method == "gptq":
+        paths = [name.removesuffix(".weight") for name in chosen if name not in embedding_names(model.config)]
+        for readers, sums in moments(model, paths, examples):
+            names = [f"{path}.weight" for path in readers]
+            for scheme in {left[name]: None for name in names}:
+                some = [name for name in names if left.get(name) == scheme]
+                rows = [weight(name) for name in some]
+                whole, begin = gptq(np.concatenate(rows), sums, scheme), 0
+                for name, part in zip(some, rows, strict=True):
+                    yield name, whole[begin : (begin := begin + len(part))]
+                    del left[name]
+    for name, scheme in left.items():
+        yield name, quantized(weight(name), scheme) if method == "nearest" else searched(weight(name), scheme)
+
+
+def _mixed(
+    model: Transformer, chosen: Quantization, bits: float, examples: Sequence[Example], watch: Progress
+) -> dict[str, Scheme]:
+    """Twice the bits for the sub-layers and tables whose rounding costs most for their size, as far as a mean of
+    `bits` allows. The cost is the model's divergence if they alone are rounded."""
+    shapes, modules = quantizable_shapes(model.config), dict(model.named_modules())
+    size = {name: int(np.prod(shapes[name])) for name in chosen}
+    parts: dict[str, list[str]] = {}
+    for name in chosen:
+        parts.setdefault(".".join(name.split(".")[:4]), []).append(name)
+    some = [(example, example.labels) for example in cut(examples, SENSED)]
+    if not all(labels for _, labels in some):
+        raise UserError(f"a mean of {bits:g} bits: is measured on the tokens that a decoder writes; give whole bits")
+    wide = {id(example): logits_of(model, example) for example, _ in some}
+    cost: dict[str, float] = {}
+    for done, (part, names) in enumerate(parts.items()):
+        watch(READ * done / len(parts), f"{part} alone")
+        layers = {name: modules[name.removesuffix(".weight")] for name in names}
+        plain = {name: layer.weight for name, layer in layers.items()}
+        for name, layer in layers.items():
+            layer.weight = mx.array(quantized(np.array(layer.weight), chosen[name]).dequantised())
+        lost = divergence(lambda example: (wide[id(example)], logits_of(model, example)), some)
+        cost[part] = lost.kl / sum(size[name] for name in names)
+        for name, layer in layers.items():
+            layer.weight = plain[name]
+    mixed, left = dict(chosen), bits * sum(size.values()) - sum(s.bits * size[name] for name, s in chosen.items())
+    for part in sorted(parts, key=lambda part: -cost[part]):
+        for name in parts[part]:
+            more = min(2 * mixed[name].bits, MOST_BITS)
+            if (needed := (more - mixed[name].bits) * size[name]) <= left:
+                mixed[name], left = replace(mixed[name], bits=more), left - needed
+    return mixed
+
+
+def _lost(wide: Transformer, model: Transformer, judging: Sequence[Example], watch: Progress) -> Divergence | None:
+    """What the model loses against the float one; None without examples that have labels."""
+    texts = [(example, example.labels) for example in judging if example.labels]
+    if not texts:
+        return None
+    return divergence(
+        lambda example: (logits_of(wide, example), logits_of(model, example)),
+        texts,
+        lambda share: watch(ROUNDED + (JUDGED - ROUNDED) * share, "judging"),
+    )
+
+
+def put_integers(model: Network, rounded: Mapping[str, Packed]) -> None:
+    """Replace each layer whose weight is in `rounded` by MLX's quantised layer with these integers."""
+    use_quantized_layers(model, {name: packed.scheme for name, packed in rounded.items()})
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, packed in rounded.items():
+        for part, array in packed.tensors(".weight").items():
+            modules[name.removesuffix(".weight")][part.removeprefix(".")] = mx.array(array)

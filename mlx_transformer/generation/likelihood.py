@@ -1,4 +1,5 @@
-"""Log-probabilities of given outputs, computed step by step as in a search, and perplexity of documents.
+"""Log-probabilities of given outputs, computed step by step as in a search, perplexity of documents, and how far two
+models are apart.
 
 Shapes: B sentences, L tokens, V vocabulary.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from .passes import of_one_length
 if TYPE_CHECKING:
     from mlx_transformer.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 LARGEST_EXPONENT = 700.0
 """Larger exponents make exp infinite in float64."""
 
@@ -158,3 +161,67 @@ def perplexity(
 def perplexity_of(nats: float) -> float:
     """Return exp of the mean negative log-probability of a token; finite however bad the model is."""
     return math.exp(min(nats, LARGEST_EXPONENT))
+
+
+AT_ONCE = 64
+"""Positions whose probabilities are compared at a time."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far a model is from another, the wide one, on tokens of a text, each given those before it.
+
+    kl: mean Kullback-Leibler divergence from the wide model's probabilities, in nats. agreement: share of positions
+    with the same best token; same: share of texts with all of them.
+    """
+
+    texts: int
+    tokens: int
+    kl: float
+    agreement: float
+    same: float
+    perplexity: float
+    perplexity_wide: float
+
+    def __str__(self) -> str:
+        return (
+            f"KL {self.kl:.4f}, {self.agreement:.2%} of the best tokens, perplexity {self.perplexity:.2f}"
+            f" ({self.perplexity_wide:.2f}); {self.tokens:,} tokens"
+        )
+
+
+def divergence(
+    both: Callable[[T], tuple[np.ndarray, np.ndarray]],
+    texts: Sequence[tuple[T, Sequence[int]]],
+    done: Callable[[float], None] = lambda share: None,
+) -> Divergence:
+    """Compare two models on texts. both: a text -> the wide model's logits (L, V), and the other's.
+
+    texts: (text, the next token of each position (L,)). done: called with the finished share. Raises `UserError` if
+    logits aren't finite.
+    """
+    kl = nats = nats_wide = 0.0
+    tokens, best, same = 0, 0, 0
+    for finished, (text, labels) in enumerate(texts, start=1):
+        pair = both(text)
+        equal = 0
+        for begin in range(0, len(labels), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            wide, other = (_log_softmax(logits[some]) for logits in pair)  # (P, V)
+            places = np.arange(len(wide)), np.asarray(labels[some])
+            kl += float((np.exp(wide) * (wide - other)).sum())
+            nats_wide, nats = nats_wide - float(wide[places].sum()), nats - float(other[places].sum())
+            equal += int((wide.argmax(axis=1) == other.argmax(axis=1)).sum())
+        tokens, best, same = tokens + len(labels), best + equal, same + (equal == len(labels))
+        done(finished / len(texts))
+    if not math.isfinite(kl + nats + nats_wide):
+        raise UserError("the model's logits are not finite; check its weights")
+    counts = len(texts), tokens, kl / tokens, best / tokens, same / len(texts)
+    return Divergence(*counts, perplexity_of(nats / tokens), perplexity_of(nats_wide / tokens))
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    z = logits.astype(np.float64)
+    z -= z.max(axis=-1, keepdims=True)
+    z -= np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    return z

@@ -22,7 +22,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two", "", "small house"]
-NEVER, ALWAYS = Limits(1.01, 100.0, 100.0), Limits(0.0, 100.0, 100.0)
+NEVER, ALWAYS = Limits(1.01, 100.0, 100.0, 0.0), Limits(0.0, 100.0, 100.0, 100.0)
 TOKENIZER = Tokenizer.train(LINES, vocab_size=270)
 MODELS = {
     "encoder-decoder": encoder_decoder("paper"),

@@ -24,7 +24,7 @@ BOTH = [
     ({"precision": "packed"}, "isn't quantised; packed is for what mlx-transformer quantize writes"),
     (
         {"precision": "int8", "gate_reference": "x"},
-        "the quality gate translates: it needs an encoder-decoder with its tokenizer",
+        "has no tokenizer, and the quality gate compares texts",
     ),
 ]
 FILE = [

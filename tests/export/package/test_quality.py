@@ -20,8 +20,8 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
 LINES = ["one small dog", "two dogs and a cat", "a cat", "the house of the cat", "one", "and two"]
-NEVER = Limits(1.01, 100.0, 100.0)
-ALWAYS = Limits(0.0, 100.0, 100.0)
+NEVER = Limits(1.01, 100.0, 100.0, 0.0)
+ALWAYS = Limits(0.0, 100.0, 100.0, 100.0)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_what_cannot_be_judged_is_said(checkpoint, text, tmp_path):
         export_onnx(checkpoint, tmp_path / "onnx", precision="int8", gate_source=tmp_path / "nowhere")
     config = alone("paper", "decoder")
     decoder = save_checkpoint(tmp_path / "decoder", config, random_weights(config, 1))
-    with pytest.raises(UserError, match="it needs an encoder-decoder with its tokenizer, or for vectors"):
+    with pytest.raises(UserError, match="has no tokenizer, and the quality gate compares texts"):
         export_onnx(decoder, tmp_path / "onnx", precision="int8", gate_source=text[0])
     assert not (tmp_path / "onnx").exists()
 
@@ -205,5 +205,5 @@ def test_vectors_of_texts_are_judged_by_their_neighbours(tmp_path):
     assert 0.3 < quality.agreement < 1
     assert quality.same == pytest.approx(np.mean([share == 1 for share in kept]))
     assert told[-1].startswith(f"int8: {quality.agreement:.2%} of the ten nearest neighbours and ")
-    with pytest.raises(UserError, match="vectors of texts have no reference"):
+    with pytest.raises(UserError, match="only translations have a reference"):
         export_onnx(folder / "model", tmp_path / "o", **options, gate_reference=tmp_path / "text")

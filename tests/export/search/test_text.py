@@ -247,7 +247,7 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
 
 def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
     """As a package is; here by a limit that none can reach."""
-    monkeypatch.setitem(LIMITS, "int4", Limits(1.1, 0.5, 2.0))
+    monkeypatch.setitem(LIMITS, "int4", Limits(1.1, 0.5, 2.0, 0.2))
     _, checkpoint = model
     (tmp_path / "source").write_text("\n".join(corpus.held_out.source[:8]) + "\n", encoding="utf-8")
     out, gate = tmp_path / "lower.onnx", {"precision": "int4", "gate_source": tmp_path / "source"}

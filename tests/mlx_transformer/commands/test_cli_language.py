@@ -141,7 +141,7 @@ def test_nothing_but_a_translator_aligns(name, models, call, tmp_path):
     refused(result, "what aligns source and target is an encoder with a decoder")
 
 
-@pytest.mark.parametrize(("name", "how"), [("decoder", "the perplexity of a text"), ("encoder", "its best tokens")])
+@pytest.mark.parametrize(("name", "how"), [("decoder", "its probabilities"), ("encoder", "its best tokens")])
 def test_what_is_not_judged_is_said_of_such_a_model(name, how, models, call, tmp_path):
     status, out, said = call("export", models / name, tmp_path / "out", "--precision", "int8")
     assert (status, said) == (0, "")

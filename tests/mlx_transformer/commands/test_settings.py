@@ -24,7 +24,7 @@ from export.settings import (
 )
 from export.targets.table import TARGETS
 from mlx_transformer.commands.app import ALL, command_of, function_of
-from mlx_transformer.commands.converting import DistilSettings
+from mlx_transformer.commands.converting import DistilSettings, QuantizeSettings
 from mlx_transformer.commands.exporting import FormSettings
 from mlx_transformer.commands.looking import CompareSettings
 from mlx_transformer.commands.parameters import Argument, Command, Option
@@ -58,7 +58,7 @@ OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, ContinuingSettings, EmbedOptions),
     *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText, ParallelFiles),
-    *(LineFiles, VectorFiles, ChatSettings, PairSettings),
+    *(LineFiles, VectorFiles, ChatSettings, PairSettings, QuantizeSettings),
 )
 
 

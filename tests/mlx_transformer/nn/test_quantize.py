@@ -224,7 +224,7 @@ def test_command_line(model, tmp_path, capsys):
     assert "4 bits (mxfp4) in groups of 32" in capsys.readouterr().out
     assert "--bits 8: choose one of 4" in refused(capsys, "quantize", plain, tmp_path / "x", "--mode=mxfp4", "--bits=8")
     assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
-    assert "--bits 7" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
+    assert "a mean of 7 bits: needs text" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
     assert "--group-size 16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
     assert "is the folder that is read" in refused(capsys, "quantize", plain, plain)
     assert "no such folder" in refused(capsys, "quantize", tmp_path / "none", tmp_path / "x")
@@ -246,7 +246,7 @@ def test_progress_is_told_on_standard_error(model, tmp_path, capsys, at_pace):
     main(["quantize", str(plain), str(tmp_path / "again")])
     out, said = capsys.readouterr()
     assert out.count("\n") == 1
-    assert said.startswith("quantize   0 %  reading\nquantize  30 %  ")
+    assert said.startswith("quantize   0 %  reading\nquantize  10 %  ")
     assert "quantize 100 %  written" in said
 
 
