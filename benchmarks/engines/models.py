@@ -31,6 +31,7 @@ class Preparation:
         self.published = models / "published"
         self.checkpoint = models / "checkpoint"
         self.packed = models / "packed"
+        self.exported: set[Path] = set()
         models.mkdir(parents=True, exist_ok=True)
 
     def random(self, size: str) -> None:
@@ -117,7 +118,10 @@ class Preparation:
         return file
 
     def _export(self, engine_name: EngineName, folder: Path) -> None:
-        """In a process of its own, from the repository's root."""
+        """In a process of its own, from the repository's root; once in a run."""
+        if folder in self.exported:
+            return
+        self.exported.add(folder)
         function, out = (
             ("export_onnx", folder) if engine_name.family == "ours" else ("export_search", folder / "search.onnx")
         )

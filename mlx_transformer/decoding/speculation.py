@@ -77,15 +77,15 @@ class Draft:
         else:
             same = next((i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b), len(self.read))
             if same < len(self.read):
-                self.decoder.cut(len(self.read) - same)
-            logits = self.decoder.read(self._row(text[same:]))[:, -1]
+                self.decoder.take_back(len(self.read) - same)
+            logits = self.decoder.read_each(self._row(text[same:]))[:, -1]
         self.read, guesses = list(text), []
         while True:
             likeliest = self.xp.argmax(self.xp.float32(logits) + self.bans, axis=1)
             guesses.append(int(self.xp.numpy(likeliest)[0]))
             if len(guesses) == most:
                 return guesses
-            logits = self.decoder.read(self._row(guesses[-1:]))[:, -1]
+            logits = self.decoder.read_each(self._row(guesses[-1:]))[:, -1]
             self.read.append(guesses[-1])
 
     def _row(self, ids: list[int]) -> Array:
@@ -112,10 +112,10 @@ class Speculating(Decoder):
             self.right += 1
             return self.logits[:, self.right]
         if wrong := len(self.guesses) - self.right:
-            self.decoder.cut(wrong)
+            self.decoder.take_back(wrong)
         most = min(self.most, self.left)
         self.guesses, self.right = (self.guess(self.text, most) if most > 0 else []), 0
-        self.logits = self.decoder.read(self.xp.asarray(np.array([[token, *self.guesses]], np.int32)))
+        self.logits = self.decoder.read_each(self.xp.asarray(np.array([[token, *self.guesses]], np.int32)))
         return self.logits[:, 0]
 
     def repeat(self, times: int) -> None:

@@ -55,11 +55,11 @@ class Decoder(Protocol):
 class Rewinding(Decoder, Protocol):
     """A decoder of a model with `takes_back`."""
 
-    def read(self, ids: Array) -> Array:
+    def read_each(self, ids: Array) -> Array:
         """Run the last tokens (R, L); return the logits (R, L, V) behind each."""
         ...
 
-    def cut(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         """Take the last `count` positions of all rows back."""
         ...
 

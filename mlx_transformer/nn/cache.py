@@ -56,7 +56,7 @@ class LayerCache:
         self.used = end
         return self.keys[:, :, :end, :], self.values[:, :, :end, :]
 
-    def cut(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         """Forget the last `count` positions; later ones are written over them."""
         self.used -= count
 
@@ -109,10 +109,10 @@ class Cache:
         mask = causal_padding_mask(tokens, length)
         return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))  # (R, H, L, total)
 
-    def cut(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         """Forget the last `count` positions of all rows. An SSRU's state can't."""
         for layer in self.layers:
-            cast(LayerCache, layer).cut(count)
+            cast(LayerCache, layer).take_back(count)
         self.offset -= count
 
     def repeat(self, beams: int) -> None:

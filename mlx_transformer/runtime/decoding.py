@@ -117,11 +117,11 @@ class MlxDecoder:
     def step(self, ids: mx.array) -> mx.array:
         return self.model.step(ids[:, None], self.cache, among=self.classifier)[:, 0]
 
-    def read(self, ids: mx.array) -> mx.array:
+    def read_each(self, ids: mx.array) -> mx.array:
         return self.model.step(ids, self.cache, among=self.classifier)
 
-    def cut(self, count: int) -> None:
-        self.cache.cut(count)
+    def take_back(self, count: int) -> None:
+        self.cache.take_back(count)
 
     def repeat(self, times: int) -> None:
         self.cache.repeat(times)

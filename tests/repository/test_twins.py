@@ -33,13 +33,13 @@ FILES = (
 
 ONLY_MLX = {
     "cache.Cache.arrays": "MLX is lazy",
-    "cache.Cache.cut": "positions are taken back by the runtime",
+    "cache.Cache.take_back": "positions are taken back by the runtime",
     "cache.Cache.keep": "rows are moved by the runtime, between two runs of a graph",
     "cache.Cache.reorder": "rows are moved by the runtime",
     "cache.Cache.repeat": "rows are moved by the runtime",
     "cache.mask_heads": "a fused kernel wants one mask a head",
     "cache.LayerCache.arrays": "MLX is lazy",
-    "cache.LayerCache.cut": "positions are taken back by the runtime",
+    "cache.LayerCache.take_back": "positions are taken back by the runtime",
     "cache.LayerCache.take": "rows are moved by the runtime",
     "cache._empty": "a graph's cache is its inputs",
     "cache.room_for": "a graph's cache is its inputs",

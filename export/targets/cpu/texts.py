@@ -246,12 +246,12 @@ class TextsDecoder(Rewinding):
     def step(self, ids: NDArray) -> Any:
         return self.texts.step(ids)
 
-    def read(self, ids: NDArray) -> NDArray[np.float32]:
+    def read_each(self, ids: NDArray) -> NDArray[np.float32]:
         if ids.shape[1] == 1:
             return self.texts.step(ids[:, 0])[:, None]
         return np.stack([self.texts.logits(tokens.tolist(), row) for row, tokens in enumerate(ids)])
 
-    def cut(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         for row, length in enumerate(self.texts.lengths.tolist()):
             self.texts.cut(row, length - count)
 

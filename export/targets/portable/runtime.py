@@ -60,10 +60,10 @@ class OnnxCache:
     def step(self, ids: NDArray) -> NDArray:
         return self.graphs.step(ids[:, None].astype(np.int64), self)[:, -1]
 
-    def read(self, ids: NDArray) -> NDArray:
+    def read_each(self, ids: NDArray) -> NDArray:
         return self.graphs.step(ids.astype(np.int64), self)
 
-    def cut(self, count: int) -> None:
+    def take_back(self, count: int) -> None:
         self.past = {name: x[:, :, :-count] for name, x in self.past.items()}
         self.length -= count
         if self.mask is not None:
