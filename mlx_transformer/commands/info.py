@@ -1,4 +1,4 @@
-"""What `mlx-transformer info` prints about a model."""
+"""The output of `mlx-transformer info`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Facts = Callable[[Path], dict[str, dict[str, Any]]]
 
 
 def problems_of(error: BaseException | None) -> RenderableType | None:
-    """Return a table of all problems of an error, if its one line shows only the first few."""
+    """Return a table with all problems of an error, if its message shows only the first few."""
     while error is not None:
         if isinstance(error, UserError) and len(error.problems) > FEW:
             return _table({str(i): problem for i, problem in enumerate(error.problems, 1)}, "problems")
@@ -163,7 +163,7 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
 
 
 def _chat(settings: Settings) -> dict[str, str]:
-    """Name a decoder's chat templates: what they hide is as much the model's as its weights."""
+    """Name a decoder's chat templates; hidden instructions in them are as much part of the model as its weights."""
     if not (templates := settings.get(CHAT_TEMPLATES)):
         return {}
     return {"chat template": f"{', '.join(templates)}: SHA-256 {ChatTemplates(templates).digest}"}
@@ -176,7 +176,7 @@ def _vocabularies(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _adapter_facts(values: dict[str, Any]) -> dict[str, str]:
-    """Describe the adapter that was exported into the graphs unmerged."""
+    """Describe an adapter that the graphs hold unmerged."""
     try:
         adapter = values["adapter"]
         text = f"{adapter['kind']} of rank {adapter['rank']}, alpha {adapter['alpha']:g}"
@@ -195,7 +195,7 @@ def _left(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _digests(folder: Path) -> str:
-    """Say what `verify_files` has compared; it has already passed."""
+    """Say which digests were compared; the comparison has already passed."""
     return "verified" if (folder / MANIFEST).exists() else "no manifest to verify"
 
 
@@ -218,7 +218,7 @@ def _config(config: TransformerConfig) -> Table:
 
 
 def _files(folder: Path) -> Table:
-    """The files of a folder, or all parts of a GGUF file."""
+    """List a folder's files, or all parts of a GGUF file."""
     paths = parts_of(folder) if folder.is_file() else sorted(folder.rglob("*"))
     root = folder.parent if folder.is_file() else folder
     files = {str(path.relative_to(root)): path.stat().st_size for path in paths if path.is_file()}

@@ -74,7 +74,7 @@ SMALL += (
 SMALL += tuple(HEADS.values())
 """The files that are fetched from the Hub beside the weights, where they are there."""
 PART = re.compile(r"\d+_(Pooling|Dense)/(config\.json|model\.safetensors|pytorch_model\.bin)")
-"""And of a folder of sentence-transformers what stands behind the encoder."""
+"""Files of a sentence-transformers folder for the modules after the encoder."""
 TEMPLATE = re.compile(rf"{ADDITIONAL}/[\w.-]+\.jinja")
 PIPELINE = """from transformers import pipeline
 pipe = pipeline("{}", "ORG/NAME or FOLDER")
@@ -85,7 +85,7 @@ print(tokenizer.batch_decode(model.generate(**tokenizer("A sentence.", return_te
 EMBED = """from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("ORG/NAME or FOLDER")
 print(model.encode("A sentence."))"""
-"""The words of a folder's card on its use; transformers 5 has no pipeline for encoder and decoder."""
+"""The card's section on usage; transformers 5 has no pipeline for encoder-decoders."""
 
 
 def _form(folder: Path, config: TransformerConfig) -> Form:
@@ -98,7 +98,7 @@ def _form(folder: Path, config: TransformerConfig) -> Form:
 
 
 def read_folder(path: Path) -> Published:
-    """Open a folder, without reading its weights: they are, tensor by tensor, where their numbers are asked for.
+    """Open a folder. Each tensor is read only when its numbers are needed.
 
     Raises `UserError` for missing and damaged files.
     """
@@ -113,10 +113,10 @@ def read_folder(path: Path) -> Published:
 
 
 def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, list[str]]:
-    """Return the text of a tokenizer.json that fits the model; else None and a note of the reason.
+    """Return (text of a tokenizer.json that fits the model, ""), or (None, a note of the reason).
 
-    It is made of the files of the family, or where there are none it is the folder's own: others than ours may cut text
-    in another way. `UserError` for one that is damaged: it may be the model's.
+    It is made from the family's own vocabulary files, or without them from the folder's tokenizer.json, which may cut
+    text differently. Raises `UserError` if that file is damaged, as it may be the model's.
     """
     made, reason = read_text_files(path, config, model_type)
     if made is not None:
@@ -126,7 +126,7 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
         text = read_text(file)
         hint = "restore it from a copy, or remove it: the model takes ids then"
         values = parse_json(text, f"{file}: damaged, or not JSON", hint)
-        if isinstance(values, dict) and roles_of(values):  # one that `write_folder` wrote
+        if isinstance(values, dict) and roles_of(values):  # written by `write_folder`
             text = json.dumps(with_specials(values, published=False), ensure_ascii=False, indent=1) + "\n"
         try:
             check_tokenizer(text, config, str(file))
@@ -137,9 +137,9 @@ def read_tokenizer(path: Path, config: TransformerConfig, model_type: str) -> tu
 
 
 def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None) -> dict[str, int]:
-    """Return {code: id} of the languages that a published tokenizer has tokens of; `UserError` for a damaged one.
+    """Return {code: id} of a published tokenizer's language tokens. Raises `UserError` for damaged files.
 
-    tokenizer: the text of what was read of it.
+    tokenizer: the tokenizer.json that was made of it.
     """
     languages: Mapping[Any, Any] = {}
     if tokenizer is not None or (path / TOKENIZER).is_file():
@@ -150,8 +150,8 @@ def read_languages(path: Path, config: TransformerConfig, tokenizer: str | None)
 
 
 def generation_config(c: TransformerConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return generation_config.json: greedy as ours, and what the model's own settings say besides: pad and bos are
-    never chosen."""
+    """Return generation_config.json: greedy by default, as here, plus the model's own settings. Pad and bos are never
+    chosen."""
     return {
         "pad_token_id": c.pad_id,
         "bos_token_id": c.bos_id,
@@ -172,8 +172,9 @@ def tokenizer_config(
     embedding: TextEmbedding | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """tokenizer_config.json for this tokenizer.json: special tokens by their ids, and text taken as it is. embedding:
-    of a model whose texts end where that says. settings: of one that names the languages of a text."""
+    """Return tokenizer_config.json for this tokenizer.json: its special tokens, and no clean-up of text.
+
+    embedding: limits the length of a text vector's text. settings: may have default languages."""
     specification = json.loads(tokenizer)
     contents = {entry["id"]: entry["content"] for entry in specification.get("added_tokens", [])}
     known, role_ids = {content: id for id, content in contents.items()}, roles_of(specification)
@@ -186,7 +187,7 @@ def tokenizer_config(
     }
     special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
     special = {**settings[SPECIAL_TOKENS]} if SPECIAL_TOKENS in settings else special
-    if embedding is not None and contents:  # sentence-transformers needs one to fill rows, whichever it is
+    if embedding is not None and contents:  # sentence-transformers needs some padding token
         special.setdefault("pad_token", next(iter(contents.values())))
     flags = {token.content: token.special for token in added_tokens(specification)}
     silent = [contents[id] for id in role_ids.get(SILENT, ()) if contents[id] not in special.values()]
@@ -194,12 +195,12 @@ def tokenizer_config(
         special["additional_special_tokens"] = silent
     languages = {"src_lang": SOURCE_LANGUAGE, "tgt_lang": TARGET_LANGUAGE}
     special |= {theirs: settings[ours] for theirs, ours in languages.items() if ours in settings}
-    # Tokens that are one id in a text must not be special where special ones are split.
+    # Tokens that count as an id in a text must not be special if special tokens are split.
     whole = [*role_ids.get(SILENT, ())]
     masks = config.architecture == "encoder" and "mask_token" in special and config.head.kind == "vocabulary"
     whole += [roles["mask_token"]] if masks else []
     splits = not is_makers(specification) and not any(flags[contents[id]] for id in whole)
-    # Where this is silent, transformers takes the space from a tokenizer.json that has it.
+    # Without this key transformers takes the space from tokenizer.json.
     spaced = (specification.get("pre_tokenizer") or {}).get("add_prefix_space")
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -224,8 +225,9 @@ def write_folder(
     embedding: TextEmbedding | None = None,
     mlx_lm: bool = False,
 ) -> Path:
-    """Write all files, durably, where nothing is lost by it. theirs: of `exported`. card: the begin of the model card.
-    mlx_lm: with the index and the sorted config of mlx-lm. `UserError` as of `claim`, and if the disk refuses."""
+    """Write all files durably, without overwriting other files. theirs: the result of `exported`. card: the first lines
+    of the model card. mlx_lm: write the index and the sorted config of mlx-lm. Raises `UserError` like `claim`, and if
+    the disk fails."""
     output, (config, weights) = claim(out, HUGGING_FACE), theirs
     tensors, quantization = stored_tensors(weights)
     if quantization:
@@ -266,8 +268,9 @@ def write_folder(
 
 
 def needed(files: Iterable[str]) -> list[str]:
-    """Return the files of a repository that a model needs, its config first, [] if there is none; where weights have
-    several forms, the one that `open_weights` takes; with an ONNX folder of ours its graphs."""
+    """Return the files of a repository that a model needs, config.json first; [] without a config.json. If the weights
+    are there in several formats, only those that `open_weights` reads are needed. Graphs of this project's ONNX folders
+    are included."""
     every = list(files)
     files = [file for file in every if "/" not in file]
     graphs = [file for file in every if GRAPH_FILE.fullmatch(file)]

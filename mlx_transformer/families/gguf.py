@@ -1,8 +1,8 @@
-"""GGUF files as folders of `transformers` in memory: config.json, tensors by their names there, and text files.
+"""Read a GGUF file as if it were a folder of `transformers`: config.json, tensors with its names, and text files.
 
-An architecture of llama.cpp is a family of published models with other names; what its engine knows by the
-architecture's name stands in `ARCHITECTURES`. Quantised matrices become mlx-lm's integers, scales and biases, of which
-every number is the file's (`system/gguf_blocks.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
+An architecture of llama.cpp is a family of published models under other names. `ARCHITECTURES` holds the settings that
+llama.cpp fixes for an architecture, and that the file therefore lacks. Quantised matrices become mlx-lm's integers,
+scales and biases without rounding (`system/gguf_blocks.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = {
     "attention.head_count": "num_attention_heads",
     "context_length": "max_position_embeddings",
 }
-"""{key behind the architecture's name: that of config.json}"""
+"""{key after the architecture's name: key of config.json}"""
 PATTERN = "attention.sliding_window_pattern"
 FREQUENCIES = "rope_freqs.weight"
 FACTORS = {f"{name}_factor": f"rope_factors_{name}.weight" for name in ("short", "long")}
@@ -52,7 +52,7 @@ LAYER = {
     "ffn_norm": "post_attention_layernorm",
     **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
-"""{name of a layer's tensor: transformers'}"""
+"""{name of a layer's tensor: its name in transformers}"""
 SANDWICH = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GPT2 = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2"}
 GPT2 |= {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
@@ -60,25 +60,25 @@ GPT2 |= {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 @dataclass(frozen=True)
 class Architecture:
-    """A name of llama.cpp's: the family, and what else its engine takes for granted."""
+    """An architecture of llama.cpp: the family, and the settings that llama.cpp fixes for it."""
 
     model_type: str
     turned: bool = False
-    """Queries and keys have their rows in the order that pairs neighbours, and not halves."""
+    """Rows of queries and keys are ordered for rotary pairs of neighbours, e.g. (0, 1), instead of halves."""
     biased: bool = False
     """Attention and feed-forward nets may have biases."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Further keys, or others than usual."""
+    """Keys in addition to `SIZES`, or instead of them."""
     layer: Mapping[str, str] = field(default_factory=dict)
-    """Further names of a layer's tensors."""
+    """Names of a layer's tensors in addition to `LAYER`, or instead of them."""
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
     layers: str = LAYERS
     implied: Callable[[Values], Values] = lambda config: {}
-    """Keys of config.json that the engine fixes, from the others."""
+    """Computes keys of config.json that llama.cpp fixes, from the other keys."""
 
 
 def _windows(every: int, base: float | None) -> Callable[[Values], Values]:
-    """Of so many layers the last one has no window."""
+    """In each `every` layers the last has no window."""
 
     def implied(config: Values) -> Values:
         layers, wide = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
@@ -86,7 +86,7 @@ def _windows(every: int, base: float | None) -> Callable[[Values], Values]:
         pattern = period if isinstance(period, list) else [(i + 1) % period > 0 for i in range(layers)]
         kinds = ["sliding_attention" if window else "full_attention" for window in pattern]
         values: Values = {"layer_types": kinds, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
-        largest = layers == (46 if base is None else 62)  # 27B alone scales by another width than the head's
+        largest = layers == (46 if base is None else 62)  # only 27B scales by another width than the head's
         values["query_pre_attn_scalar"] = wide if largest else config["head_dim"]
         if base is not None:
             values["rope_local_base_freq"] = config.pop("rope.freq_base_swa", base)
@@ -141,11 +141,11 @@ ARCHITECTURES = {
         layers="transformer.h",
     ),
 }
-"""{general.architecture: what it is in transformers}"""
+"""{general.architecture: how it is read}"""
 
 
 class FromGguf(NamedTuple):
-    """A file as a folder of `transformers`."""
+    """A GGUF file as the parts of a `transformers` folder."""
 
     published: Published
     fields: Values
@@ -156,8 +156,7 @@ class FromGguf(NamedTuple):
 
 
 def read_gguf_model(path: Path) -> FromGguf:
-    """A file's model, whose numbers stay in the file. Raises `UserError` for a file that is damaged, and for what in it
-    isn't read, with all problems."""
+    """Open a file; tensors are read later. Raises `UserError` with all problems for a damaged or unsupported file."""
     file = read_gguf(path)
     name, kind = (file.pairs.get(f"general.{key}", "model") for key in ("architecture", "type"))
     if not isinstance(kind, str) or kind != "model":
@@ -179,8 +178,8 @@ def read_gguf_model(path: Path) -> FromGguf:
 
 
 def as_in_gguf(family: Family, fields: Values | None = None) -> Family:
-    """The family with its matrices (out, in) and Gemma's norms as 1 + w, as GGUF stores them. fields: of our config, in
-    addition."""
+    """Adapt a family to GGUF's storage: matrices are (out, in), Gemma's norms are 1 + w. fields: further fields of the
+    config."""
 
     def names(config: Any) -> dict[str, str | At]:
         return {
@@ -192,14 +191,14 @@ def as_in_gguf(family: Family, fields: Values | None = None) -> Family:
 
 
 class _Keys:
-    """The keys of an architecture, each taken once; problems are collected."""
+    """Reads an architecture's keys, each once, and collects problems."""
 
     def __init__(self, file: GgufFile, name: str):
         self.name, self.problems = name, list[str]()
         self.left = {key.removeprefix(f"{name}."): x for key, x in file.pairs.items() if key.startswith(f"{name}.")}
 
     def number(self, key: str, default: Any = None) -> Any:
-        """An int or a float; of a list of equal ones the first."""
+        """Take an int or a float; a list of equal numbers counts as that number."""
         value = self.left.pop(key, default)
         listed = value.tolist() if isinstance(value, np.ndarray) else [value]
         if len(listed) > 1 and any(each != listed[0] for each in listed):
@@ -213,7 +212,7 @@ class _Keys:
         return default
 
     def size(self, key: str, default: int | None = None) -> int:
-        """An int of at least 1."""
+        """Take an int of at least 1."""
         value = self.number(key, default)
         if type(value) is int and 0 < value < 1 << 31:
             return value
@@ -227,7 +226,7 @@ class _Keys:
         return str(value)
 
     def pattern(self, key: str) -> Any:
-        """A period, or for each layer whether it has a window; None if there is none."""
+        """Take a period, or for each layer whether it has a window; None without the key."""
         value = self.left.pop(key, None)
         if isinstance(value, np.ndarray) or value is None or (type(value) is int and 0 <= value < 1 << 31):
             return value.tolist() if isinstance(value, np.ndarray) else value
@@ -236,7 +235,7 @@ class _Keys:
 
 
 def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
-    """The contents of config.json; problems of the keys together are one `UserError`."""
+    """Return the contents of config.json. Raises a `UserError` with the problems of all keys."""
     keys, wanted = _Keys(file, name), architecture.keys
     config: Values = {"model_type": architecture.model_type, "torch_dtype": "float32"}
     config |= {theirs: keys.size(key) for key, theirs in {**SIZES, **wanted}.items() if key in SIZES}
@@ -277,7 +276,7 @@ def _means(value: Any) -> bool:
 
 
 def _scaling(file: GgufFile, config: Values, keys: _Keys) -> Values:
-    """rope_scaling, and what belongs to it."""
+    """Return rope_scaling and related keys."""
     kind, factor = keys.word("rope.scaling.type", "none"), keys.number("rope.scaling.factor", 1.0)
     length = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
     if all(name in file.tensors for name in FACTORS.values()):
@@ -303,7 +302,7 @@ def _shortest(tensor: GgufTensor) -> list[float]:
 
 
 def _special_ids(file: GgufFile) -> Values:
-    """Ids by role; null where the file has none, so that no default counts."""
+    """Return {key: token id}; None where the file has no id, so that defaults don't apply."""
     keys = _Keys(file, TEXT_KEYS)
     ids = {role: keys.number(f"{role}_token_id") for role in ("bos", "eos", "eot", "eom", "padding")}
     if keys.problems:
@@ -320,7 +319,7 @@ TENSOR = re.compile(r"(?:blk\.(\d{1,6})\.)?(\w+)\.(weight|bias)")
 
 
 def _tensors(file: GgufFile, architecture: Architecture, config: Values) -> tuple[dict[str, Stored], dict[str, Scheme]]:
-    """Tensors by their names in transformers, integers as mlx-lm has them, and {matrix: its scheme}."""
+    """Return ({name in transformers: tensor}, with integers as in mlx-lm; {matrix: scheme})."""
     tensors: dict[str, Stored] = {}
     schemes: dict[str, Scheme] = {}
     heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads")}
@@ -339,7 +338,7 @@ def _tensors(file: GgufFile, architecture: Architecture, config: Values) -> tupl
 
 
 def _named(name: str, architecture: Architecture) -> tuple[str, str]:
-    """A tensor's name in transformers, and the middle of its name in the file; itself if nobody knows it."""
+    """Return (name in transformers, middle part of the name in the file); an unknown name is returned unchanged."""
     match = TENSOR.fullmatch(name)
     if match is None:
         return name, name
@@ -351,16 +350,16 @@ def _named(name: str, architecture: Architecture) -> tuple[str, str]:
 
 
 def halves(rows: int, heads: Any) -> NDArray[np.intp]:
-    """The order of rows in which each head has its even ones first; as they are where they can't be those of so many
-    heads."""
+    """Return the order of rows that puts each head's even rows first; the order as it is if the rows don't divide by
+    the heads."""
     if type(heads) is not int or heads <= 0 or rows % (2 * heads):
         return np.arange(rows)
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _integers(tensor: GgufTensor, kind: BlockType) -> tuple[Stored, Stored, Stored]:
-    """A matrix as mlx-lm's words, scales and biases, each unread. Scales and biases are float16 where they are float16
-    numbers, else float32."""
+    """Return a matrix as mlx-lm's (words, scales, biases), unread. Scales and biases are float16 if that is exact, else
+    float32."""
     rows, width = tensor.shape
     groups = (rows, width // kind.group)
     dtype = np.dtype(np.float16 if kind.halves and _fit_halves(tensor, kind) else np.float32)
@@ -380,7 +379,7 @@ def _integers(tensor: GgufTensor, kind: BlockType) -> tuple[Stored, Stored, Stor
 
 
 def _fit_halves(tensor: GgufTensor, kind: BlockType) -> bool:
-    """Whether the biases are float16 numbers: products by a power of two, which only overflow."""
+    """Whether the biases fit float16: they are scales times a power of two, so they can only overflow."""
     if kind.offsets is not None:
         return True
     with np.errstate(all="ignore"):

@@ -1,11 +1,11 @@
-"""Folders of sentence-transformers: which parts a model has behind its encoder, from and to `core/text_embedding.py`.
+"""Read and write folders of sentence-transformers: the modules after the encoder (see `core/text_embedding.py`).
 
-modules.json                          the parts in order: encoder, pooling, dense layers, unit length
+modules.json                          the modules in order: encoder, pooling, dense layers, normalisation
 N_Pooling/config.json                 which rows are pooled, and how
-N_Dense/config.json, weights          one layer each
+N_Dense/config.json, weights          a dense layer
 sentence_bert_config.json             the longest text, and lower-casing
-config_sentence_transformers.json     prompts, and what vectors are compared by
-sparse_linear.pt, colbert_linear.pt   bge-m3's: a weight and a vector of each token
+config_sentence_transformers.json     prompts, and how vectors are compared
+sparse_linear.pt, colbert_linear.pt   bge-m3's heads: a weight and a vector for each token
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .weights import open_weights
 
 PROMPTS, LIMITS = "config_sentence_transformers.json", "sentence_bert_config.json"
 KINDS = "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
-"""The ways to name the second file; all mean the same."""
+"""Names of the file with the longest text: sentence_KIND_config.json; all mean the same."""
 FLAGS: dict[Pooling, tuple[str, str]] = {
     "cls": ("pooling_mode_cls_token", "cls"),
     "max": ("pooling_mode_max_tokens", "max"),
@@ -39,7 +39,7 @@ FLAGS: dict[Pooling, tuple[str, str]] = {
     "weighted_mean": ("pooling_mode_weightedmean_tokens", "weightedmean"),
     "last": ("pooling_mode_lasttoken", "lasttoken"),
 }
-"""{ours: (its flag, its name in newer files)}, in the order in which several stand side by side."""
+"""{our name: (flag, name in newer files)}; several poolings are concatenated in this order."""
 PARTS = ("Transformer", "Pooling", "Dense", "Normalize")
 CLASSES: dict[Activation, str] = {
     "identity": "torch.nn.modules.linear.Identity",
@@ -50,22 +50,22 @@ CLASSES: dict[Activation, str] = {
 
 
 HEADS = {"sparse": "sparse_linear.pt", "multi": "colbert_linear.pt"}
-"""The file of each head of tokens, which holds a linear layer's weight and bias; sentence-transformers reads none."""
+"""{head: file with its linear layer's weight and bias}; sentence-transformers doesn't read these files."""
 
 
 class SentenceFolder(NamedTuple):
-    """The content of such a folder."""
+    """A sentence-transformers folder."""
 
     network: Path
-    """The folder of the encoder."""
+    """The encoder's folder."""
     embedding: TextEmbedding
     notes: list[str]
-    """The lines to print about it."""
+    """Lines to print."""
 
 
 def read_sentence_folder(path: Path) -> SentenceFolder:
-    """Read what stands behind the encoder. `UserError` for files that are damaged, and by its name for a part of any
-    other kind or in another order."""
+    """Read the modules after the encoder. Raises `UserError` for damaged files, and for a module of another kind or in
+    another order, by its name."""
     parts = _parts(path)
     kinds = [kind for kind, _ in parts]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] != sorted(kinds[2:]) or kinds.count("Normalize") > 1:
@@ -120,12 +120,12 @@ def read_sentence_folder(path: Path) -> SentenceFolder:
 
 
 def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -> dict[str, Any]:
-    """Return {name: values} of the JSON files of such a folder; the encoder's stand beside them."""
+    """Return {file name: values} of the folder's JSON files, except the encoder's."""
     width = len(embedding.pooling) * d_model
     pooling: dict[str, Any] = {"word_embedding_dimension": d_model}
     if list(embedding.pooling) == [way for way in FLAGS if way in embedding.pooling]:
         pooling |= {flag: way in embedding.pooling for way, (flag, _) in FLAGS.items()}
-    else:  # newer files alone tell of an order
+    else:  # only newer files have an order
         pooling["pooling_mode"] = [FLAGS[way][1] for way in embedding.pooling]
     kinds = ["Transformer", "Pooling", *["Dense"] * len(embedding.dense), *["Normalize"] * embedding.normalize]
     places = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
@@ -151,20 +151,20 @@ def sentence_files(embedding: TextEmbedding, d_model: int, max_positions: int) -
 
 
 def dense_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
-    """Yield (folder, arrays) of each dense layer."""
+    """Yield (folder, arrays) for each dense layer."""
     for i, layer in enumerate(embedding.dense):
         names = ("weight", "bias") if layer.bias else ("weight",)
         yield f"{i + 2}_Dense", {f"linear.{name}": embedding.weights[f"dense.{i}.{name}"] for name in names}
 
 
 def head_weights(embedding: TextEmbedding) -> Iterator[tuple[str, dict[str, NDArray]]]:
-    """Yield (file, arrays) of each head of tokens."""
+    """Yield (file, arrays) for each head."""
     for head in embedding.kinds[1:]:
         yield HEADS[head], {name: embedding.weights[f"{head}.{name}"] for name in ("weight", "bias")}
 
 
 def _parts(path: Path) -> list[tuple[str, Path]]:
-    """Return (kind, folder) of each part."""
+    """Return (kind, folder) of each module."""
     file = path / MODULES
     listed = read_json(file)
     if not isinstance(listed, list) or not all(isinstance(part, dict) for part in listed):
@@ -184,7 +184,7 @@ def _parts(path: Path) -> list[tuple[str, Path]]:
 
 
 def _ways(pooled: JsonObject) -> list[Pooling]:
-    """Return the ways of pooling that a file names; where its flags don't speak of the mean, that is one."""
+    """Return a file's poolings. The mean is among them unless its flag is off."""
     if names := pooled.texts("pooling_mode"):
         known: dict[str, Pooling] = {theirs: ours for ours, (_, theirs) in FLAGS.items()}
         if unknown := [name for name in names if name not in known]:
@@ -211,12 +211,12 @@ def _dense(folder: Path) -> tuple[Dense, dict[str, Any]]:
 
 
 def _rows(weight: Any, unknown: int = 1) -> int:
-    """Return how many numbers a matrix gives; `unknown` of what is none, which is refused later."""
+    """Return a matrix's number of rows; `unknown` if it isn't a matrix, which is an error later."""
     return weight.shape[0] if weight is not None and weight.ndim == 2 else unknown
 
 
 def _check_rows(limits: JsonObject) -> None:
-    """`UserError` unless what is pooled is the encoder's last layer, of texts that nothing else has changed."""
+    """Raise `UserError` if pooling doesn't use the encoder's last layer, or if the text is changed beforehand."""
     task = limits.text("transformer_task")
     paths = [task] * (task != "feature-extraction")
     paths += [limits.object("modality_config").object("text").text("method_output_name")]
@@ -230,7 +230,7 @@ def _check_rows(limits: JsonObject) -> None:
 
 
 def _longest(limits: JsonObject, network: Path) -> int | None:
-    """Return the longest text in tokens; where none is named, the tokenizer's own."""
+    """Return the longest text in tokens, by default the tokenizer's limit."""
     longest = limits.whole("max_seq_length")
     own = optional_object(network / "tokenizer_config.json").get("model_max_length")
     return longest if longest is not None else own if type(own) is int and own < 1 << 20 else None

@@ -1,6 +1,6 @@
-"""The vocabularies of published models, from the files that their makers ship, as our one tokenizer.json.
+"""Turn the vocabulary files of published models, e.g. source.spm or vocab.json, into a tokenizer.json.
 
-Each family's reader gives the pieces in the order of its ids; the text is of `text/sentencepiece_tokenizer.py`.
+Each family's reader puts the pieces in the order of its ids; `text/sentencepiece_tokenizer.py` writes the file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Reader = Callable[[Path, TransformerConfig, Mapping[str, Any]], str]
 
 
 def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> tuple[str | None, str]:
-    """Return the text of a tokenizer.json made of a folder's other files; or None and what there is to say."""
+    """Make a tokenizer.json from a folder's other files. Returns (text, ""), or (None, the reason if there is one)."""
     encoder = config.architecture == "encoder"
     entries = ENCODER_READERS if encoder else [READERS[model_type]] if model_type in READERS else []
     complete = [read for names, read in entries if all((path / name).is_file() for name in names)]
@@ -64,8 +64,7 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
 
 
 def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Return the cutter of text: each side is cut by its own model. The ids are of one vocabulary, or of one for
-    each."""
+    """Marian: source and target have SentencePiece models of their own, and a joint vocabulary or separate ones."""
     source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
     vocabulary = _vocabulary(path / VOCABULARY, config.source_vocab_size)
     tokens = makers_tokens(path, settings, NAMED, config.source_vocab_size)
@@ -83,14 +82,14 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
 
 
 def _python_decoder(settings: Mapping[str, Any]) -> dict[str, bool]:
-    """Return what decoded text has in the families whose tokenizer is Python's own: no space at either end, and until
-    transformers 5, which names its `backend`, one on either side of an added token."""
+    """How families with a tokenizer in pure Python decode: without spaces at the ends, and before transformers 5, which
+    names its `backend`, with a space on each side of an added token."""
     return {"strips": True, **({} if "backend" in settings else {"apart": True})}
 
 
 def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Return the ids, the model's own; behind its pieces stand the blanks that text was hidden by, the last one first.
-    MADLAD pads with <s>."""
+    """T5: ids as in the SentencePiece model, followed by the blanks <extra_id_N> in reverse order. MADLAD pads with
+    <s>."""
     model, legacy = read_sentencepiece(path / PIECES), settings.get("legacy") is not False
     if not legacy:  # then transformers saves the model without the space that it puts there itself
         model = dataclasses.replace(model, dummy_prefix=True)
@@ -104,7 +103,7 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
 def _with_blanks(
     model: SentencePiece, tokens: list[AddedToken], config: TransformerConfig, settings: Mapping[str, Any], path: Path
 ) -> list[AddedToken]:
-    """Return a folder's added tokens, and where it lists none of T5's blanks those, behind the pieces."""
+    """Return a folder's added tokens; if T5's blanks aren't among them, they are added after the pieces."""
     count = settings.get("extra_ids", 100)
     blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
     spelled = {token.content for token in tokens} | {piece.text for piece in model.pieces}
@@ -115,7 +114,7 @@ def _with_blanks(
 
 
 def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """In front of the model's pieces stand as many tokens as `offset` says: padding, the end, and masks."""
+    """Pegasus: before the model's pieces come `offset` tokens: padding, end, and masks."""
     model, offset = read_sentencepiece(path / PIECES), settings.get("offset", 103)
     if type(offset) is not int or not 4 <= offset < config.vocab_size:
         raise UserError(f"{path / SETTINGS}: offset {offset!r:.20} is none that a model of {config.vocab_size} ids has")
@@ -148,7 +147,7 @@ def _byte_level(path: Path, config: TransformerConfig, settings: Mapping[str, An
 
 
 def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """M2M100 and SMaLL-100 count by a vocab.json, with the languages behind it; NLLB counts as fairseq does."""
+    """M2M100 and SMaLL-100: ids from vocab.json, then the languages. NLLB has fairseq's ids."""
     if not (path / VOCABULARY).is_file():
         return _fairseq(path, config, settings)
     vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
@@ -171,7 +170,7 @@ def _is_mbart_50(settings: Mapping[str, Any]) -> bool:
 
 
 def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any], usual: str = "") -> str:
-    """Return the model's pieces as fairseq counts them, and then the languages."""
+    """The model's pieces with fairseq's ids, then the languages."""
     model, vocabulary = _behind_four(path)
     languages = _added(path, config, settings, len(vocabulary), usual)
     tokens = makers_tokens(path, settings, (*NAMED, *languages.keys() - {"<mask>"}), config.vocab_size)
@@ -180,7 +179,7 @@ def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any],
 
 
 def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
-    """Return the model, and {piece: id} as fairseq counts, behind four tokens."""
+    """Return the model, and {piece: id} as in fairseq, after four special tokens."""
     model = read_sentencepiece(path / FAIRSEQ)
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
         raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
@@ -194,7 +193,7 @@ def _roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
 
 
 def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Return the model's pieces as fairseq counts them, and then <mask>."""
+    """XLM-R: the model's pieces with fairseq's ids, then <mask>."""
     model, vocabulary = _behind_four(path)
     vocabulary["<mask>"] = len(vocabulary)
     named = NAMED if _fills(config) else (*NAMED, "<mask>")
@@ -206,12 +205,12 @@ def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, A
 
 
 def _fills(config: TransformerConfig) -> bool:
-    """Return whether the model restores hidden words: then <mask> in a text is one."""
+    """Whether the model restores hidden words, so that <mask> in a text counts as a token."""
     return config.head.kind == "vocabulary"
 
 
 def _is_published(path: Path) -> bool:
-    """Return whether a folder has a tokenizer.json that transformers wrote, and not we."""
+    """Whether a folder's tokenizer.json was written by `transformers`, and not by this project."""
     values = optional_object(path / JOINT)
     return bool(values) and not roles_of(values) and (is_pieces(values) or _is_byte_level(values))
 
@@ -222,7 +221,7 @@ def _is_byte_level(specification: Mapping[str, Any]) -> bool:
 
 
 def _of_json(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Return the vocabulary of a folder of transformers 5, which has tokenizer.json alone."""
+    """A folder of transformers 5 with no other vocabulary file than tokenizer.json."""
     if _is_byte_level(read_object(path / JOINT)):
         return adopted(path, settings, fills=True, start=config.bos_id)
     every = listed(path, settings)
@@ -237,7 +236,7 @@ def _of_json(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
 def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
-    """Return tokens behind the pieces."""
+    """Return {token: id} of the tokens after the pieces."""
     tokens = added_tokens(settings, optional_object(path / ADDED), first, usual)
     wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not tokens:
@@ -270,15 +269,15 @@ def _by_vocabulary(
 
 
 def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
-    """Return the config of an encoder with the ids that its tokenizer puts before and behind a text: its own files say
-    nothing of them, and the network does without."""
+    """Put the ids of an encoder's start and end token into its config. They come from the tokenizer, as config.json
+    doesn't have them and the network doesn't need them."""
     roles = roles_of(json.loads(tokenizer))
     ends = {f"{name}_id": roles[name] for name in ("bos", "eos") if name in roles}
     return dataclasses.replace(config, **ends)
 
 
 def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
-    """`UserError`, which begins with `where`, with all that makes it another model's."""
+    """Raise `UserError` with all differences if the tokenizer doesn't fit the model. where: the error's beginning."""
     tokenizer = Tokenizer(text, where)
     if tokenizer.is_makers:
         return tokenizer.check_fits(config, where)
@@ -294,11 +293,11 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
 
 
 def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
-    """Return where a folder's model reads languages, in the words of `generation/settings.py`; {}: before source and
+    """Return the settings (`generation/settings.py`) of where a model reads its languages; {} means before source and
     output.
 
-    SMaLL-100 is told the language to write before its sources. mBART's sources end with theirs, and the decoder begins
-    with the one to write; so do the sources of an NLLB whose tokenizer is of the first kind (`legacy_behaviour`).
+    SMaLL-100 reads the target language before the source. mBART reads the source language after the source, and the
+    target language as its decoder's first token. NLLB with `legacy_behaviour` also has the source language last.
     """
     settings = settings_of_text(path)
     if model_type == "mbart" and not _is_mbart_50(settings):
@@ -311,9 +310,8 @@ def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
 def languages_of_text(
     path: Path, languages: Mapping[str, int], config: TransformerConfig, settings: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the languages of a text for which nobody names any, as tokenizer_config.json (`src_lang`, `tgt_lang`) or
-    what the model's outputs begin with says; {} where the folder names none. languages: {code: id}. settings: how the
-    model generates."""
+    """Return the default languages, from tokenizer_config.json (`src_lang`, `tgt_lang`) or from the token that outputs
+    begin with; {} without such defaults. languages: {code: id}. settings: how the model generates."""
     told, found = settings_of_text(path), {}
     for name, key in ((SOURCE_LANGUAGE, "src_lang"), (TARGET_LANGUAGE, "tgt_lang")):
         code = told.get(key)
@@ -327,7 +325,7 @@ def languages_of_text(
 
 
 def displaced_languages(path: Path, config: TransformerConfig, languages: Collection[str]) -> list[str]:
-    """Note the languages of a vocab.json of M2M100 whose ids transformers 5 gave to tokens that the maker added."""
+    """Note M2M100's languages whose ids transformers 5 gave to the maker's added tokens."""
     if not (path / VOCABULARY).is_file():
         return []
     first, usual = len(read_object(path / VOCABULARY)), " ".join(f"__{code}__" for code in M2M100.split())
@@ -337,8 +335,8 @@ def displaced_languages(path: Path, config: TransformerConfig, languages: Collec
 
 
 def settings_of_text(path: Path) -> Mapping[str, Any]:
-    """Return what tokenizer_config.json says; where that is silent special_tokens_map.json, and config.json of its
-    class. `UserError` for what says of tokens that aren't any."""
+    """Read tokenizer_config.json, with defaults from special_tokens_map.json and the class from config.json. Raises
+    `UserError` for an entry that can't be a token."""
     files = [checked_settings(optional_object(path / name), path / name) for name in (SPECIAL, SETTINGS)]
     return {"tokenizer_class": optional_object(path / CONFIG).get("tokenizer_class"), **files[0], **files[1]}
 
@@ -360,11 +358,11 @@ READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "mbart": ((FAIRSEQ,), _mbart),
     "m2m_100": ((FAIRSEQ,), _m2m100),
 }
-"""{model_type: files that must be there, and what reads them}"""
+"""{model_type: (files that must be there, their reader)}"""
 ENCODER_READERS: list[tuple[tuple[str, ...], Reader]] = [
     ((JOINT,), lambda path, config, settings: adopted(path, settings, _fills(config))),
     ((WORDS,), lambda path, config, settings: wordpiece(path, settings, config.vocab_size, _fills(config))),
     ((FAIRSEQ,), _xlm_roberta),
     ((VOCABULARY, MERGES), _roberta),
 ]
-"""The same of encoders alone, of which those of one type have several kinds of vocabularies: the first that fits."""
+"""(files, reader) for encoders, which may have several kinds of vocabularies; the first with its files is used."""

@@ -1,7 +1,7 @@
 """Write a checkpoint as a GGUF file for llama.cpp: floats, or rounded to Q8_0 or Q4_0 as llama.cpp rounds.
 
-What is written is read back by `gguf.py`: a model whose config would be another one is refused, so no list of what
-llama.cpp can't say is needed.
+The file's config is read back by `gguf.py` and compared. So models that llama.cpp can't express are refused without a
+list of them.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from .table import FAMILIES, family_of
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}
 """{type of matrices: general.file_type}"""
 TABLES = ("llama3", "divisors")
-"""Kinds of rotary frequencies that are a table in a file."""
+"""Kinds of rotary frequencies that a file stores as a table."""
 ALIASES = {"mistral": "llama"}
-"""{model_type: that of the architecture in whose files such models are}"""
+"""{model_type: architecture that its files name}"""
 BLOCK = 32
 ENDS = ("eot", "eom")
-"""Roles of tokens that end a text besides eos."""
+"""Roles of further tokens that end a text."""
 
 
 GGUF = Kind("GGUF file", begins_as_gguf)
 
 
 def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool = False) -> list[str]:
-    """Write a checkpoint (or a run's folder) as a GGUF file `out`; return notes on what is otherwise in it.
+    """Write a checkpoint (or a run's folder) as a GGUF file; return notes on differences from the checkpoint.
 
-    type: of the matrices: f32, f16, bf16, q8_0 or q4_0; norms and biases are float32. Matrices of a width that isn't a
-    multiple of 32 are float16 in a file of blocks. `out` is new, or with `force` an earlier GGUF file that is replaced.
-    Raises `UserError` with the reasons if llama.cpp has no such model.
+    type: the matrices' type: f32, f16, bf16, q8_0 or q4_0. Norms and biases are float32. With q8_0 and q4_0, matrices
+    whose width isn't a multiple of 32 are float16. force: replace an earlier GGUF file. Raises `UserError` with the
+    reasons if llama.cpp has no such model.
     """
     if type not in TYPES:
         raise UserError("{type}: choose one of {}", ", ".join(TYPES), type=repr(type)[:40])
@@ -90,8 +90,8 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
 
 
 def _divided(config: TransformerConfig) -> tuple[TransformerConfig, list[float]]:
-    """The config with the usual frequencies, and what its own divide them by: numbers of float32, as llama.cpp's
-    converter computes them."""
+    """Return (the config with the usual frequencies, the divisors that make them the model's own), in float32 as
+    computed by llama.cpp's converter."""
     scaling, plain = config.rotary_scaling, dataclasses.replace(config, rotary_scaling=Table())
     if scaling["kind"] == "divisors":
         return plain, list(scaling["divisors"])
@@ -100,7 +100,7 @@ def _divided(config: TransformerConfig) -> tuple[TransformerConfig, list[float]]
 
 
 def _keys(config: Mapping[str, Any], ours: TransformerConfig, architecture: Architecture) -> dict[str, Any]:
-    """The keys behind the architecture's name, of config.json's."""
+    """Return the architecture's keys, from those of config.json."""
     names = {**SIZE_KEYS, **architecture.keys}
     if architecture.layers == LAYERS:
         names |= {"attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
@@ -118,7 +118,7 @@ def _keys(config: Mapping[str, Any], ours: TransformerConfig, architecture: Arch
 
 
 def _scaling_keys(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of other frequencies; what it doesn't is told by `_check`."""
+    """Return the keys of scaled frequencies that llama.cpp has; `_check` finds differences."""
     kind = scaling.get("kind")
     if kind not in ("linear", "yarn"):
         return {}
@@ -132,7 +132,7 @@ def _scaling_keys(scaling: Mapping[str, Any]) -> dict[str, Any]:
 def _tensors(
     tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: Architecture, type: str
 ) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """{name: (numbers, type)}, and the matrices that are float16 instead of blocks."""
+    """Return ({name: (numbers, type)}, matrices that are float16 as they don't fit blocks)."""
     middle = {theirs: ours for ours, theirs in {**LAYER, **architecture.layer}.items()}
     outer = {theirs: ours for ours, theirs in architecture.names.items()}
     heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads")}
@@ -162,7 +162,7 @@ def _text(opened: Checkpoint) -> tuple[dict[str, Any], list[str]]:
 
 
 def _generation(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """The keys of chat templates and of further ends, and a note of the settings that a file has no keys for."""
+    """Return (keys of chat templates and further end tokens, notes on settings that GGUF has no keys for)."""
     templates, ends = settings.get(CHAT_TEMPLATES, {}), settings.get("end_ids", ())
     pairs = {TEMPLATE if name == DEFAULT else f"{TEMPLATE}.{name}": text for name, text in templates.items()}
     pairs |= {f"{TEXT_KEYS}.{role}_token_id": id for role, id in zip(ENDS, ends, strict=False)}
@@ -172,7 +172,7 @@ def _generation(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check(file: Path, family: Family, opened: Checkpoint, divisors: list[float] | None) -> None:
-    """Raise `UserError` if the file says another model than the checkpoint; numbers are float32 there."""
+    """Raise `UserError` if the file describes another model than the checkpoint; its numbers are float32."""
     found = read_gguf_model(file)
     back = config_of(as_in_gguf(family, found.fields), with_first_end(found.published).config, {}, file)
     ours = opened.config

@@ -1,7 +1,7 @@
-"""Decoders in folders of sentence-transformers, e.g. Qwen3-Embedding and EmbeddingGemma: as encoders of ours, and back.
+"""Convert decoders that make text vectors, e.g. Qwen3-Embedding and EmbeddingGemma, to encoders and back.
 
-Such a model has no classifier. Its attention is causal, or with `use_bidirectional_attention` to both sides, where a
-window of W keys reaches W // 2 positions to each: Gemma 3 alone says so.
+Such a model has no classifier. Its attention is causal, or bidirectional with Gemma 3's `use_bidirectional_attention`;
+then a window of W keys reaches W // 2 positions to each side.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TWO_SIDED = "use_bidirectional_attention"
 
 
 def is_two_sided(source: Published) -> bool:
-    """Whether a decoder's attention isn't causal; other families than Gemma 3 refuse the key or don't know it."""
+    """Whether attention is bidirectional. Families other than Gemma 3 refuse the key or don't have it."""
     return bool(source.config.get("model_type") == GEMMA3.model_type and source.config.get(TWO_SIDED))
 
 
 def without_classifier(source: Published) -> Published:
-    """The decoder as its family reads it: it may have a classifier, or lack the one that its config.json names."""
+    """Return the decoder in its family's form: drop a classifier, and accept that a declared classifier is missing."""
     tensors = {name: array for name, array in source.tensors.items() if not name.startswith("lm_head.")}
     config = {**source.config, "tie_word_embeddings": True}
     if is_two_sided(source):
@@ -43,7 +43,7 @@ def without_classifier(source: Published) -> Published:
 def as_encoder(
     config: TransformerConfig, weights: Mapping[str, Any], causal: bool
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """The same network as an encoder."""
+    """Return the same network as an encoder."""
     fields = dict(architecture="encoder", encoder_layers=config.decoder_layers, decoder_layers=0, causal=causal)
     fields |= dict(head=HEAD, tie_embeddings="all", output_bias=False, logit_scale=None, logit_cap=None)
     fields |= {} if causal else _windows(config, lambda width: width // 2)
@@ -52,7 +52,8 @@ def as_encoder(
 
 
 def as_decoder(config: TransformerConfig, chosen: Family | None = None) -> tuple[Family, TransformerConfig] | None:
-    """The family that has an encoder as its decoder, and the decoder's config; None if `chosen`, or any, has none."""
+    """Return (family that can store the encoder as a decoder, the decoder's config); None if no family, or not
+    `chosen`, can."""
     if config.architecture != "encoder" or config.head != HEAD:
         return None
     fields = dict(architecture="decoder", decoder_layers=config.encoder_layers, encoder_layers=0, causal=False)
@@ -70,7 +71,7 @@ def as_decoder(config: TransformerConfig, chosen: Family | None = None) -> tuple
 def exported_vectors(
     family: Family, decoder: TransformerConfig, weights: Mapping[str, Any], where: Path, causal: bool
 ) -> tuple[Values, dict[str, Any]]:
-    """config.json and tensors of the class without a classifier, whose names have no prefix. weights: the encoder's."""
+    """Return config.json and tensors of the class without a classifier (no prefix in names). weights: the encoder's."""
     named = _renamed(weights, {"encoder": "decoder", "embedding": "target_embedding"})
     config, tensors = exported(family, decoder, named.items(), where)
     base = re.sub("(ForCausalLM|LMHeadModel)$", "TextModel" if family is GEMMA3 else "Model", family.architecture)
@@ -79,7 +80,7 @@ def exported_vectors(
 
 
 def _windows(config: TransformerConfig, change: Callable[[int], int]) -> Values:
-    """The fields of windows with other widths."""
+    """Return the window fields with changed widths."""
 
     def changed(width: int | None) -> int | None:
         return None if width is None else change(width)

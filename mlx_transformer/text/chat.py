@@ -1,12 +1,12 @@
-"""Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
+"""Chat templates: turn a conversation into the text format that a model was trained on, and into token ids.
 
-A template is a program of whoever published the model. It runs in Jinja2's immutable sandbox, sees strings, numbers,
-lists and dicts alone, and within limits of time and length. Its control tokens, e.g. <|im_end|>, count; the same
-spelled in a message is text: nobody ends a turn from within it.
+A template is a program by the model's publisher. It runs in Jinja2's immutable sandbox, with strings, numbers, lists
+and dicts only, and with limits on time and length. Control tokens that the template writes, e.g. <|im_end|>, count as
+tokens. Typed in a message they are text, so nobody can end a turn from within it.
 
-    messages -> control tokens in them marked -> template -> text -> ids, in which what is marked is text
+    messages -> mark their control tokens -> template -> text -> ids; marked spellings stay text
 
-Rendered is what transformers 5 renders (`apply_chat_template`), but for the date, which can be fixed.
+The text is that of transformers 5 (`apply_chat_template`), except that the date can be fixed.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ Messages = Sequence[Mapping[str, Any]]
 """E.g. [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]."""
 
 DEFAULT, TOOLS = "default", "tool_use"
-"""Names of templates. The second is taken, where there is one, if tools are given."""
+"""Names of templates. If tools are given, `TOOLS` is used where the model has it."""
 SECONDS, STEPS, CHARACTERS = 5.0, 2_000_000, 1 << 24
-"""Limits of a rendering: its time, its calls and turns of loops, and each string that it makes."""
+"""Limits of a rendering: seconds, calls and loop turns together, and the length of any string."""
 WIDENING = {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "tojson", "batch", "slice", "to_bytes"}
 WIDEST = 1000
-"""Functions and filters that fill up to a width, and the largest one."""
+"""Functions and filters that pad to a width, and the largest width."""
 GROWING = {"*", "replace", "join", "indent"}
-"""Those that may make as much as the product of two of their arguments."""
+"""Operations whose result may be as large as the product of two arguments."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names by which programs hand over a message's reasoning; a template reads one of them."""
+"""Names that programs use for a message's reasoning; each template reads a different name."""
 
 
 class ChatTemplates(NamedTuple):
     """A model's templates."""
 
     templates: Mapping[str, str]
-    """{name: text}; of a model with one, its name is "default"."""
+    """{name: text}; a single template has the name "default"."""
     tokens: Mapping[str, str] = {}
     """{name: spelling} of the tokens that templates read, e.g. {"bos_token": "<s>"}."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the text of all templates, by their names: a template may hide instructions, so that it is as much
-        a part of the model as its weights."""
+        """SHA-256 of all templates and their names. A template may hide instructions, so it is as much a part of the
+        model as the weights."""
         texts = [self.templates[DEFAULT]] if [*self.templates] == [DEFAULT] else sorted(self.templates.items())
         return hashlib.sha256((texts[0] if isinstance(texts[0], str) else json.dumps(texts)).encode()).hexdigest()
 
     def chosen(self, name: str | None, tools: bool) -> str:
-        """Return a template's text. `UserError` for an unknown name, or if none is the default."""
+        """Return a template's text. Raises `UserError` for an unknown name, or without a default template."""
         found = name or (TOOLS if tools and TOOLS in self.templates else DEFAULT)
         if found not in self.templates:
             raise UserError(
@@ -73,7 +73,7 @@ class ChatTemplates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """What else a template is told."""
+    """A template's further inputs."""
 
     template: str | None = None
     """Name of the template, if the model has several; unset: "tool_use" with tools, else "default"."""
@@ -92,15 +92,16 @@ class ChatOptions:
 def render(
     chat: ChatTemplates, messages: Messages, options: ChatOptions = ChatOptions(), begin_answer: bool = True
 ) -> str:
-    """Return the text of a conversation. begin_answer: up to where the model's answer begins (add_generation_prompt).
-    Raises `UserError` for messages that the template refuses, and for a template that fails or goes beyond a limit."""
+    """Render a conversation. begin_answer: end where the model's answer begins (add_generation_prompt).
+
+    Raises `UserError` for messages that the template refuses, and for a template that fails or exceeds a limit."""
     return _rendered(chat, messages, options, begin_answer, lambda value: value)
 
 
 def prompt(
     chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
 ) -> list[int]:
-    """Return the ids that a model continues with its answer; no start token but the template's own."""
+    """Return the prompt's ids, after which the model answers; the template adds any start token itself."""
     mark = _unused(repr([messages, options]))
     protect = _marking(tokenizer.control_tokens, mark)
     text = _rendered(chat, messages, options, not options.continued, protect)
@@ -113,8 +114,10 @@ def prompt(
 def answers(
     chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
 ) -> tuple[list[int], list[bool]]:
-    """Return the ids of a whole conversation, and which of them the assistant wrote, up to the end of its turn. What
-    the template writes otherwise once other turns follow, as Qwen3's leaves out earlier reasoning, doesn't count."""
+    """Return (ids of a whole conversation, whether the assistant wrote each id, up to the end of its turn).
+
+    Parts of an answer that the template changes once other turns follow don't count; e.g. Qwen3's drops earlier
+    reasoning."""
     mark = _unused(repr([messages, options]))
     protect = _marking(tokenizer.control_tokens, mark)
 
@@ -133,7 +136,7 @@ def answers(
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many ids two rows begin with alike."""
+    """Return the length of two rows' common beginning."""
     return next((n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
 
 
@@ -169,7 +172,7 @@ def _rendered(
 
 
 def _open_ended(messages: list[Any], taken: Mapping[str, str]) -> tuple[list[Any], str]:
-    """Return the messages with a mark behind the text of the last one, and the mark."""
+    """Return (messages with a mark after the last message's text, the mark)."""
     mark = f"{_unused(repr([messages, taken]))}end "
     last = dict(messages[-1]) if messages else {}
     content = last.get("content")
@@ -190,7 +193,7 @@ def _day(date: str | None) -> datetime:
 
 
 def _plain(value: Any, protect: Callable[[str], str]) -> Any:
-    """Return the value made of JSON's types alone, with control tokens in its strings protected."""
+    """Copy a value, in JSON's types only and with `protect` applied to its strings."""
     if isinstance(value, str):
         return protect(str.__str__(value))
     if value is None or isinstance(value, bool):
@@ -209,7 +212,7 @@ def _plain(value: Any, protect: Callable[[str], str]) -> Any:
 
 
 def _without_none(message: Any) -> dict[str, Any]:
-    """Return a message without keys of None, and with its reasoning by every name for it."""
+    """Drop a message's keys with None, and give its reasoning all of its names."""
     if not isinstance(message, dict):
         raise UserError(f'{message!r:.60} is no message: give {{"role": "user", "content": "..."}}')
     known = {key: value for key, value in message.items() if value is not None}
@@ -218,13 +221,13 @@ def _without_none(message: Any) -> dict[str, Any]:
 
 
 def _unused(text: str) -> str:
-    """Return a private character that a text doesn't hold, nor as Python writes it."""
+    """Return a private-use character that neither the text nor its repr contains."""
     return next(c for i in range(0xF0000, 0xFFFFD) if (c := chr(i)) not in text and repr(c)[1:-1] not in text)
 
 
 def _marking(tokens: Sequence[str], mark: str) -> Callable[[str], str]:
-    """Return what puts a mark behind the first character of each control token in a text, in capitals or not, also of
-    one that it ends in the midst of: two messages might make one together."""
+    """Return a function that puts `mark` after the first character of each control token in a text, in any case of
+    letters. A token that is cut off at the text's end is marked too, as the next message might complete it."""
     pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
     begun = {token[:n].lower() for token in tokens for n in range(1, len(token))}
     longest = max(map(len, begun), default=0)
@@ -239,7 +242,7 @@ def _marking(tokens: Sequence[str], mark: str) -> Callable[[str], str]:
 
 # The sandbox.
 class _Budget:
-    """What is left of a rendering's limits."""
+    """The rest of a rendering's limits."""
 
     def __init__(self, now: datetime) -> None:
         self.now, self.steps, self.end = now, STEPS, time.monotonic() + SECONDS
@@ -281,7 +284,7 @@ def _run(source: str, values: Mapping[str, Any], now: datetime) -> str:
 
 
 def _jinja() -> Any:
-    """Import Jinja2. `UserError` where it is missing or older than 3.1.6: earlier sandboxes have known holes."""
+    """Import Jinja2. Raises `UserError` if it is missing or older than 3.1.6, whose sandbox had known holes."""
     try:
         jinja2: Any = import_module("jinja2")
         for name in ("ext", "sandbox"):
@@ -301,8 +304,8 @@ def _compiled(source: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    """Return the environment: each call, filter, operator and turn of a loop counts, and what would make a large string
-    or list of a small one is checked before."""
+    """Make the environment. It counts calls, filters, operators and loop turns, and checks operations before they make
+    a large string or list."""
     jinja2 = _jinja()
     nodes, namespace = jinja2.nodes, jinja2.utils.Namespace
 
@@ -380,7 +383,7 @@ def _environment() -> Any:
 
 
 def _replace_joins(node: Any, nodes: Any) -> None:
-    """Make each `a ~ b` a call that checks the length of what it makes."""
+    """Replace each `a ~ b` by a call that checks the length of the result."""
     for name in node.fields:
         value = getattr(node, name)
         for i, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -415,7 +418,7 @@ def _sized(made: Any) -> Any:
 
 
 def _check_growth(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise `UserError` where a function, a filter or an operator would make something large of what is small."""
+    """Raise `UserError` if a function, filter or operator would make a result that is too large."""
     given = [*args, *kwargs.values()]
     sizes = [len(x) if isinstance(x, (str, list, tuple)) else abs(x) if type(x) is int else 1 for x in given]
     if name == "+":

@@ -1,20 +1,20 @@
-"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or one for each language.
+"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or separate by language.
 
 Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
 (Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
 
-Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, kept for consumers that want one), the 256 bytes
-4 to 259, then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The
-file holds standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js`
-read it unchanged and give the same ids; there `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on
-to treat "</s>" in a text as text.
+Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, but other programs expect it), the 256 bytes 4 to 259,
+then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The file holds
+standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js` read it
+unchanged and give the same ids. There `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on to
+treat "</s>" in a text as text.
 
-A published decoder's file of byte-level BPE or SentencePiece's BPE is taken as it is, byte for byte: its own components
-cut text, begin it (with a start token or none) and decode it. It doesn't say what ends an output; the config does.
+A published decoder's file (byte-level BPE or SentencePiece's BPE) is kept byte for byte: its own components cut text,
+begin it (perhaps with a start token) and decode it. It doesn't say what ends an output; the config does.
 
-Vocabularies of other published models are read too, where `sentencepiece_tokenizer` has written the file: pieces of
-SentencePiece, with the ids that these models have, and no exact text back, as its normaliser leaves some out. Those of
-published encoders, WordPiece among them, cut text as their own file says (`families/encoder_text.py`).
+For other published models `sentencepiece_tokenizer` writes the file: SentencePiece's pieces with the model's ids.
+Decoded text isn't always the original, as the normaliser drops some characters. Published encoders, e.g. with
+WordPiece, cut text as their own file says (`families/encoder_text.py`).
 """
 
 import hashlib
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 PAD, BOS, EOS, UNK = range(4)
 MASK_TOKEN = "<mask>"
 
-# The text that a merge may span: one separator and the word or the punctuation after it; one digit alone, so that
-# copying a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only
-# classes that Oniguruma (Rust) and JavaScript define alike are used: `\s` isn't one of them.
+# The text that a merge may span: a separator and the word or the punctuation after it; a single digit, so that copying
+# a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes that
+# Oniguruma (Rust) and JavaScript define alike are used, so not `\s`.
 SPLIT_PATTERN = (
     r"\p{N}"
     r"|\p{Z}?[\p{L}\p{M}]{1,32}"
@@ -84,26 +84,26 @@ FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class Tokenizer:
-    """Joint vocabulary of both languages, or one for each. Build one with `train`, `load` or `pair`.
+    """A joint vocabulary of both languages, or a vocabulary for each; made by `train`, `load` or `pair`.
 
-    The input of a translator's encoder is tokenized by `source`; all else here is of the target, or of both.
+    `source` tokenizes the input of a translator's encoder; everything else here is for the target, or for both.
     """
 
     source: "Tokenizer"
-    """The source language's tokenizer: itself, where the vocabulary is joint."""
+    """The source language's tokenizer; this tokenizer itself if the vocabulary is joint."""
 
     pad_id: int
     bos_id: int
-    """The token that decoders start with; in a vocabulary without <s> it is the padding."""
+    """The token that decoders start with; in a vocabulary without <s> the padding token."""
     eos_id: int
     unk_id: int
     is_makers: bool = False
-    """Whether the file is a published decoder's, as it is. Its ids of pad, bos and eos are the config's, known once
-    `check_fits` has been told it."""
+    """Whether the file is a published decoder's own. Its ids of pad, bos and eos then come from the config, by
+    `check_fits`."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
-        """`specification` is the text of a `tokenizer.json`, or of two as `tokenizer_files.join_texts` joins them;
-        `origin` its name in error messages (UserError)."""
+        """specification: the text of a `tokenizer.json`, or of two joined by `tokenizer_files.join_texts`. origin: its
+        name in errors. Raises UserError if it can't be read."""
         sides = side_texts(specification, origin)
         self.source = self
         if sides is not None:
@@ -142,7 +142,7 @@ class Tokenizer:
             self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
 
     def _read_added(self, roles: Mapping[str, Any]) -> None:
-        """Read which tokens decoded text leaves out, and how it puts others."""
+        """Read which tokens decoded text leaves out, and which it surrounds with spaces."""
         self._silent = frozenset(roles.get(SILENT, ()))
         spoken = {*roles.get(WHOLE, ())} - self._silent
         self._apart, self._strips = frozenset(spoken if roles.get("apart") else ()), roles.get("strips") is True
@@ -152,7 +152,7 @@ class Tokenizer:
         self._roles_in_pieces = frozenset(id for id in control if id < len(pieces or ()))
 
     def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
-        """Return what cuts text of the target, into the ids of `whole`."""
+        """Return the encoder of the target's text, which gives the ids of `whole`."""
         if self._exact is None or (self.vocab_size, self.eos_id) != (whole.vocab_size, whole.eos_id):
             raise UserError(f"{origin}: its target's pieces are none of its own; import the model again")
         return self._exact
@@ -163,10 +163,9 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
 
-        The result depends on the multiset of lines alone, not on their order or on the machine. It is smaller than
-        `vocab_size` when no pair of tokens occurs `min_frequency` times any more. Raises UserError for a
-        `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode. mask: the last of the
-        ids is <mask>.
+        The result depends only on the multiset of lines, not on their order or on the machine. It is smaller than
+        `vocab_size` if no pair of tokens occurs `min_frequency` times any more. mask: the last id is <mask>. Raises
+        UserError for a `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise UserError(
@@ -197,12 +196,12 @@ class Tokenizer:
 
     @classmethod
     def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
-        """Return one vocabulary for each language."""
+        """Join the languages' vocabularies into a tokenizer with separate vocabularies."""
         return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, or the one or two in a folder. UserError when it is missing, broken or not ours."""
+        """Read a `tokenizer.json`, or a folder's tokenizer files. Raises UserError if missing, broken or not ours."""
         check_name(path := Path(path))
         if path.is_dir():
             path = tokenizer_path(path) or path / JOINT
@@ -211,33 +210,33 @@ class Tokenizer:
         return cls(read_tokenizer(path), origin=str(path))
 
     def save(self, path: "Target", force: bool = False) -> None:
-        """Write `tokenizer.json` to `path` (a file name); `force` replaces an earlier one. The bytes depend on the
-        tokenizer alone."""
+        """Write `tokenizer.json` to the file `path`; `force` replaces an earlier file. Equal tokenizers give equal
+        bytes."""
         from mlx_transformer.core.outputs import Kind, claim, holds_object
         from mlx_transformer.system.durable import write_text  # running a model does without
 
         write_text(claim(path, Kind("tokenizer", holds_object("model")), force), self.to_json())
 
     def to_json(self) -> str:
-        """Return the text of the `tokenizer.json` that `save` writes; of two vocabularies, that of both joined."""
+        """Return the text that `save` writes; separate vocabularies are joined in it."""
         return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
 
     def own_json(self) -> str:
-        """Return the text of one `tokenizer.json`; of two vocabularies, the target's."""
+        """Return the text of `tokenizer.json`; of separate vocabularies the target's."""
         if self.is_makers:
             return self._text
         return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
 
     @property
     def separate(self) -> bool:
-        """Whether source and target have a vocabulary each; of one they may still be cut by two models."""
+        """Whether source and target have separate vocabularies. (A joint vocabulary may still have two cutters.)"""
         return self.source is not self and target_of(self._specification) is None
 
     def encode(self, text: str) -> list[int]:
-        """Return ids of `text`, ending with `eos_id` and without `bos_id`. UserError for what isn't Unicode text.
+        """Tokenize a text; the ids end with `eos_id` and have no `bos_id`. UserError for text that isn't Unicode.
 
-        A maker's file decides itself what stands around a text, mostly nothing or one token before it. Its control
-        tokens, e.g. <|im_end|>, are text where a text spells them.
+        A published decoder's file decides itself what surrounds a text, mostly nothing or a start token. Its control
+        tokens, e.g. <|im_end|>, count as text if they are typed.
         """
         return self.encode_batch([text])[0]
 
@@ -251,14 +250,14 @@ class Tokenizer:
             with _giving_up():
                 return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts))]
         except (UnicodeEncodeError, TypeError):
-            for _ in unicode_texts(texts):  # says which one it is
+            for _ in unicode_texts(texts):  # raises an error with the text's number
                 pass
             raise
 
     def prompts(self, texts: Sequence[str], control: bool = False) -> list[list[int]]:
-        """Return the rows of ids that a decoder continues: each text's, without an end token, and behind a start token
-        where the vocabulary's texts have one. An empty text is the start token alone. control: spellings of control
-        tokens are the tokens, and a start token that a text begins with isn't doubled."""
+        """Tokenize prompts for a decoder: without an end token, and with a start token if the vocabulary uses it. An
+        empty text is just the start token. control: spelled control tokens count as tokens, and a start token that a
+        text begins with isn't doubled."""
         if control:
             plain, (before, _) = [self.encode_control(text) for text in texts], self.ends
             start = before if self.is_makers else [self.bos_id]
@@ -270,7 +269,7 @@ class Tokenizer:
         return [ids[: len(ids) - behind] or [self.bos_id] for ids in rows]
 
     def documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return what a decoder learns to write behind a start token: each text and the end token."""
+        """Tokenize texts that a decoder learns to write after a start token; the ids end with the end token."""
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return rows
@@ -279,12 +278,12 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> list[str]:
-        """The spellings of the tokens that stand for no text, such as <|im_end|>."""
+        """The spellings of control tokens, e.g. <|im_end|>."""
         return [token.content for token in added_tokens(self._specification) if token.special]
 
     def encode_control(self, text: str, mark: str = "") -> list[int]:
-        """Return ids of a text in which the spellings of control tokens are the tokens; but where a mark stands behind
-        their first character they are text, without the mark. Nothing is put around it."""
+        """Tokenize a text whose spelled control tokens count as tokens. A `mark` after a spelling's first character
+        makes it text again; the mark is removed. Adds no start or end token."""
         backend, ids, nonce = self._control
         places = {token: i for i, token in enumerate(self.control_tokens)}
         pattern = "|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)"
@@ -295,8 +294,8 @@ class Tokenizer:
 
     @cached_property
     def _control(self) -> tuple[tokenizers.Tokenizer, dict[int, int], str]:
-        """The same vocabulary with another spelling of each control token, which no text has by chance; {its id there:
-        its id}; and what the spellings begin and end with."""
+        """(the vocabulary with control tokens spelled randomly, so that no text has them by chance; {id there: id}; the
+        random string around each spelling)."""
         if self._exact is not None:
             raise UserError("a vocabulary of SentencePiece's for translators has no control tokens in a text")
         backend, nonce = tokenizers.Tokenizer.from_str(self.own_json()), f"\U0010fffd{secrets.token_hex(16)}"
@@ -321,21 +320,22 @@ class Tokenizer:
 
     @cached_property
     def ends(self) -> tuple[list[int], list[int]]:
-        """The ids that a maker's file puts before and behind each text."""
+        """The ids that the file puts before and after each text."""
         whole, plain = (self._backend.encode("a", add_special_tokens=special).ids for special in (True, False))
         first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:first], whole[first + len(plain) :]
 
     def encode_places(self, texts: Sequence[str]) -> list[Located]:
-        """Return `encode_batch`, and for each token the characters of the text that it stands for."""
+        """Tokenize texts as `encode_batch` does, with each token's characters in the text."""
         plain = list(unicode_texts(texts))
         if self._exact is not None:
             return self._exact.located(plain)
         return [Located.of(encoding) for encoding in self._backend.encode_batch(plain)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
-        """Return two texts each as one row, in the vocabulary's form for pairs, of at most so many tokens. UserError
-        for a vocabulary that has none."""
+        """Tokenize pairs of texts, each pair a row of at most `max_length` tokens in the vocabulary's form for pairs.
+
+        Raises UserError for a vocabulary without such a form."""
         form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
         if self._exact is None:
@@ -345,17 +345,16 @@ class Tokenizer:
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
 
     def pair_form(self, max_length: int | None = None) -> PairForm:
-        """Return how two texts become one row of at most so many tokens. `UserError` for a vocabulary without pairs."""
+        """How a pair becomes a row of at most `max_length` tokens. UserError for a vocabulary without pairs."""
         return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return for each token of `encode_batch(texts)` the number of its word in the text, eos another one."""
+        """Return the word number of each token of `encode_batch(texts)`; eos has a number of its own."""
         encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
         return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens (and so without <unk>); bytes that are no UTF-8 become
-        U+FFFD."""
+        """Return the text of `ids` without special tokens, <unk> included; invalid UTF-8 becomes U+FFFD."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -370,7 +369,7 @@ class Tokenizer:
         return texts
 
     def _decoded_apart(self, ids: Sequence[int]) -> str:
-        """Return the text with a space on either side of an added token."""
+        """Decode with a space on each side of an added token."""
         parts: list[str] = []
         runs = [(is_token, [*run]) for is_token, run in groupby(self._without_special(ids), self._apart.__contains__)]
         for i, (is_token, run) in enumerate(runs):
@@ -384,8 +383,8 @@ class Tokenizer:
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids of single bytes, a run of which is decoded as a whole: characters if it is UTF-8, else U+FFFD for each
-        byte (SentencePiece's byte fallback)."""
+        """Ids of single bytes (SentencePiece's byte fallback). A run of them is decoded as a whole: to characters if it
+        is UTF-8, else to a U+FFFD for each byte."""
         if "ByteFallback" not in {part.get("type") for part in self._decoders()}:
             return frozenset()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -393,8 +392,8 @@ class Tokenizer:
 
     @cached_property
     def decodes_in_parts(self) -> bool:
-        """Whether the text of ids is that of their first part and that of the rest, but for a space at its beginning
-        and for characters that several ids make."""
+        """Whether ids can be decoded in parts whose texts are joined, apart from a space at a part's beginning and from
+        characters made of several ids."""
         local = {
             "ByteLevel": {},
             "ByteFallback": {},
@@ -417,7 +416,7 @@ class Tokenizer:
         return id not in self.special_ids and self._backend.id_to_token(id) is not None
 
     def token(self, id: int) -> str:
-        """Return the vocabulary's own spelling of one id (bytes shown as ByteLevel letters), for reports."""
+        """Return an id's spelling in the vocabulary, for reports; ByteLevel shows bytes as letters."""
         token = self._backend.id_to_token(id)
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
@@ -430,7 +429,7 @@ class Tokenizer:
 
     @cached_property
     def added(self) -> list[AddedToken]:
-        """The tokens that its maker added: each is one id, wherever it stands in a text. `special` is the maker's."""
+        """The maker's added tokens, each a single id wherever it stands in a text. `special` is as the maker set it."""
         prefixes = roles_of(self._specification).get("prefixes")
         whole = {*roles_of(self._specification).get(WHOLE, ())}
         tokens = [token for token in added_tokens(self._specification) if not token.special]
@@ -440,12 +439,12 @@ class Tokenizer:
 
     @property
     def merges(self) -> list[list[str]] | None:
-        """Pairs of tokens, in the order in which they become one; None of a vocabulary that merges no bytes."""
+        """The merges (pairs of tokens) in order; None for a vocabulary that doesn't merge bytes."""
         return None if self._published else self._specification["model"]["merges"]
 
     @property
     def mask_id(self) -> int | None:
-        """The id of what stands for hidden text; None if the vocabulary has none."""
+        """The id of the mask token; None if the vocabulary has no such token."""
         return self._backend.token_to_id(MASK_TOKEN) if self._mask is None else self._mask
 
     @property
@@ -455,14 +454,15 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special tokens included: the embedding's row count, or fewer. A maker may skip some."""
+        """Number of ids with special tokens, at most the embedding's rows. A published decoder may skip ids."""
         if self.is_makers:
             return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def check_fits(self, config: "TransformerConfig", where: str) -> None:
-        """Raise `UserError` unless a model of this config can take the ids; `where` names the model. A maker's file
-        takes the ids of pad, bos and eos from it."""
+        """Raise `UserError` if a model of this config can't take the ids. where: the model's name.
+
+        A published decoder's tokenizer gets its ids of pad, bos and eos from the config."""
         if self.is_makers:
             if config.architecture != "decoder" and config.head.kind != "hidden":  # of text vectors
                 raise UserError(f"{where}/tokenizer.json: is a published decoder's, not an {config.architecture}'s")
@@ -490,7 +490,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the canonical JSON: equal exactly when two tokenizers are the same."""
+        """SHA-256 of the canonical JSON; equal only for equal tokenizers."""
         specification = {"source": self.source._specification, "target": self._specification}
         chosen = specification if self.separate else self._specification
         canonical = json.dumps(chosen, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
@@ -499,7 +499,7 @@ class Tokenizer:
 
 @contextmanager
 def _giving_up() -> Iterator[None]:
-    """Raise `UserError` where the library's limit of steps ends a search for a file's own regular expression."""
+    """Raise `UserError` if a file's own regular expression exceeds the library's limit of steps."""
     try:
         yield
     except BaseException as error:
@@ -512,7 +512,7 @@ def _giving_up() -> Iterator[None]:
 
 
 def is_makers(specification: Mapping[str, Any]) -> bool:
-    """Return whether a parsed tokenizer.json is a published decoder's as it is: BPE, and not written here."""
+    """Whether a parsed tokenizer.json is a published decoder's own, i.e. BPE and not written by this project."""
     model = specification.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or "merges" not in model:
         return False
@@ -529,7 +529,7 @@ def is_makers(specification: Mapping[str, Any]) -> bool:
 
 
 def read_backend(specification: Callable[[], str], origin: str) -> tokenizers.Tokenizer:
-    """Read the text of a tokenizer.json by the library. `UserError` if it can't."""
+    """Parse a tokenizer.json with the library `tokenizers`. Raises `UserError` if it can't."""
     try:
         return tokenizers.Tokenizer.from_str(specification())
     except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
@@ -559,8 +559,8 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
 
 
 def _untypable(specification: Mapping[str, Any]) -> str | None:
-    """Return a tokenizer.json whose own components cut text into scored pieces, with pieces of roles that no text
-    spells: they hold a space. None of any other."""
+    """For a tokenizer.json of scored pieces that cuts text by its own components, return the file with a space added to
+    the pieces of special tokens, so that no text spells them; None for other files."""
     model = specification["model"]
     if not roles_of(specification).get("as_written") or not isinstance(pieces := model.get("vocab"), list):
         return None
@@ -571,8 +571,8 @@ def _untypable(specification: Mapping[str, Any]) -> str | None:
 
 
 def _check_precompiled(normalizer: Any, origin: str) -> None:
-    """Raise `UserError` for the table of a Precompiled normalizer, SentencePiece's, that isn't whole. The library ends
-    a thread there, and says so in many lines."""
+    """Raise `UserError` if the table of SentencePiece's Precompiled normalizer is damaged: the library would panic,
+    with many lines of output."""
     if not isinstance(normalizer, dict):
         return
     inside = normalizer.get("normalizers")
@@ -583,7 +583,7 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """Yield every regular expression in a parsed tokenizer.json (small: the model's tables are not walked)."""
+    """Yield the regular expressions in a parsed tokenizer.json; its large tables are skipped."""
     if isinstance(node, dict):
         for key, value in node.items():
             if key == "Regex":
@@ -596,7 +596,7 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
-    """Return the ids of pad, bos, eos and unk: the first four, but for vocabularies of published models."""
+    """Return the ids of pad, bos, eos and unk; 0 to 3 except in vocabularies of published models."""
     ids = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
     if published:
         ids["<s>"] = ids["<pad>"] if ids["<s>"] is None else ids["<s>"]
@@ -610,7 +610,7 @@ def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) ->
 
 
 def _listed_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
-    """Return the same of a file that names them by their ids; eos and unk where they aren't called </s> and <unk>."""
+    """Return the same ids from the file's list of roles; eos and unk are by default </s> and <unk>."""
     end = roles.get("eos", backend.token_to_id("</s>"))
     unknown = roles.get("unk", backend.token_to_id("<unk>"))
     problem = problem_of(roles, backend.get_vocab_size())
@@ -628,7 +628,7 @@ def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
 
 
 def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
-    """Return the tokenizer.json of a checkpoint, None if it has none.
+    """Return a checkpoint's tokenizer.json; None without a tokenizer.
 
     Raises `UserError` if the file is damaged, or has more tokens than the model has rows.
     """
@@ -639,7 +639,7 @@ def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
 
 
 def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the same texts; `UserError` at the first with half a surrogate pair, which no UTF-8 has."""
+    """Yield the texts; raise `UserError` at a text with half a surrogate pair, which UTF-8 can't encode."""
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, str):
             raise UserError(f"text {number}: must be text, not {type(line).__name__}")
