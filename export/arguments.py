@@ -53,6 +53,7 @@ class ServeArguments(TypedDict, total=False):
     max_wait_ms: float
     max_queue: int
     max_sentences: int
+    prefix_megabytes: int
     max_connections: int
     threads: int | None
     workers: int

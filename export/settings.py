@@ -149,6 +149,9 @@ class ServeSettings:
     """Threads of ONNX Runtime for one operator; unset: one for each core."""
     workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Batches computed at the same time; each uses --threads threads."""
+    prefix_megabytes: Annotated[int, Bounds(at_least=0, at_most=2**30)] = field(default=256, metadata=ADVANCED)
+    """Memory for the caches of a decoder's finished texts: a prompt that begins as one of them, e.g. the next turn of a
+    chat, computes its other tokens only; 0: none."""
     precision: PrecisionName | None = None
     """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only precision."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)

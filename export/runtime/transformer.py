@@ -227,12 +227,15 @@ class OnnxTransformer(TextVerbs):
     @property
     def depends_on_batch(self) -> bool:
         """Whether a sentence's result may depend on the rest of its batch; see `precision.table.Precision`."""
-        chosen = PRECISIONS[self.folder.precision]
-        if chosen.form == "floats" or self.folder.activations == "float32":
+        if not self.depends_on_rounding:
             return False
         # With relative positions prompts can't be padded to lengths that keep the order of sums (`CausalGraphs.start`).
         misplaced = self.config.architecture == "decoder" and self.config.positions in RELATIVE
-        return chosen.depends_on_batch or misplaced
+        return PRECISIONS[self.folder.precision].depends_on_batch or misplaced
+
+    @property
+    def depends_on_rounding(self) -> bool:
+        return PRECISIONS[self.folder.precision].form != "floats" and self.folder.activations != "float32"
 
     def decoding(self) -> AbstractContextManager[Any]:
         return nullcontext(self.graphs)

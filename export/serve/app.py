@@ -183,7 +183,7 @@ class App:
         encoder = ClassModel if model.config.head.kind == "classes" else EmbeddingModel
         kinds = {"decoder": CompletionModel, "encoder": encoder, "encoder-decoder": TranslationModel}
         kind = kinds[model.config.architecture]
-        return kind(model, self.batcher, self.metrics, self.settings.max_sentences, named.name)
+        return kind(model, self.batcher, self.metrics, self.settings, named.name)
 
     def _endpoint(self, route: Route) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:

@@ -285,7 +285,7 @@ class LastingThreads(Executor):
 
 @dataclass(eq=False)
 class Stream:
-    """A text that is written piece by piece; each is given away at once."""
+    """A text that is written piece by piece; each is given away at once. An empty piece is a step without text."""
 
     begin: Callable[[], Iterator[str]]
     give: Callable[[str], Any]
@@ -296,7 +296,7 @@ class Stream:
         if self.pieces is None:
             self.pieces = self.begin()
         piece = next(self.pieces, None)
-        if piece is not None:
+        if piece:
             self.give(piece)
         return piece is not None
 

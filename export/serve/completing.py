@@ -10,18 +10,21 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from threading import local
 from typing import Any, ClassVar, Self
 
 from mlx_transformer.core.inputs import check_ids
-from mlx_transformer.generation.settings import chosen_options
-from mlx_transformer.generation.stream import NewToken, check_stop, pieces, prompt_ids, until
+from mlx_transformer.decoding.running import NewToken, Prefixes, Running
+from mlx_transformer.generation.settings import chosen_options, resolved
+from mlx_transformer.generation.stream import check_stop, pieces, prompt_ids, until, write_tokens
 from mlx_transformer.generation.translate import fitting_tokenizer
 
 from .batching import streamed
 from .calls import Call, event
-from .models import Loaded, Row, Search, check_lengths
+from .models import NO_STREAM, Loaded, Row, Search, check_lengths
 from .requests import RequestError, check_count, flag, search_options, texts, texts_or_ids, unknown_field, whole
 from .schema import FLAG, TEXT, TEXTS, TEXTS_OR_IDS, Form, number, search_fields
 
@@ -152,13 +155,13 @@ class Written:
         """OpenAI's word: "stop" at an end token or a stop word, "length" at the limit."""
         return "stop" if self.stopped or self.tokens < self.limit else "length"
 
-    def follow(self, tokenizer: Any, ids: Iterable[int], stop: Sequence[str]) -> Iterator[str]:
+    def follow(self, tokenizer: Any, ids: Iterable[int | None], stop: Sequence[str]) -> Iterator[str]:
         """Yield the text of the ids in pieces, up to a stop word."""
         decoded = 0
 
-        def counted() -> Iterator[int]:
+        def counted() -> Iterator[int | None]:
             for id in ids:
-                self.tokens += 1
+                self.tokens += id is not None
                 yield id
 
         def measured() -> Iterator[str]:
@@ -172,12 +175,12 @@ class Written:
             yield piece
         self.stopped = len(self.text) < decoded
 
-    def noted(self, tokens: Iterable[NewToken], scored: bool) -> Iterator[int]:
+    def noted(self, tokens: Iterable[NewToken | None], scored: bool) -> Iterator[int | None]:
         """Yield the ids of the tokens, and keep these if they are scored."""
         for token in tokens:
-            if scored:
+            if scored and token is not None:
                 self.scored.append(token)
-            yield token.id
+            yield None if token is None else token.id
 
 
 @dataclass(frozen=True)
@@ -270,6 +273,8 @@ class CompletionModel(Loaded):
         super().__init__(*given)
         model = self.model
         self.tokenizer = fitting_tokenizer(model.config, model.tokenizer, self.name, "decoder", "completing")
+        self.prefixes = Prefixes(model.config, self.settings.prefix_megabytes * 2**20)
+        self._of_thread = local()
 
     def rows(self, prompts: Sequence[Any]) -> tuple[list[list[int]], int]:
         """Return the ids of each prompt, behind a start token where the vocabulary's texts have one (of a published
@@ -290,13 +295,15 @@ class CompletionModel(Loaded):
 
     async def complete(self, asked: Asked, rows: Sequence[list[int]], client: Hashable) -> list[Written]:
         """Return `n` outputs for each row of ids, in order."""
-        if asked.likeliest is not None:
+        if self.model.has_steps:
             parts, outputs = await self.stream(asked, rows, client)
             async for _ in parts:
                 pass
             return outputs
+        if asked.likeliest is not None:
+            raise RequestError(400, NO_STREAM)
         _, options = chosen_options(self.model.generation, asked.options)
-        task = Search(self.model, self.name, options, not self.model.has_steps)
+        task = Search(self.model, self.name, options, scored=True)
         payloads = [Row(ids, place) for ids, place in self._places(asked, rows)]
         best = await self.compute(task, payloads, [len(row.ids) for row in payloads], client)
         written = await asyncio.to_thread(self._texts, [outputs[0].ids for outputs in best], asked)
@@ -307,13 +314,17 @@ class CompletionModel(Loaded):
         self, asked: Asked, rows: Sequence[list[int]], client: Hashable
     ) -> tuple[AsyncIterator[tuple[int, str | None]], list[Written]]:
         """Return the pieces of `n` outputs for each row of ids, each with the number of its output, and the outputs,
-        which are complete after the last."""
-        written: list[Written] = []
+        which are complete after the last. All requests share a running batch in each thread."""
+        if not self.model.has_steps:
+            raise RequestError(400, NO_STREAM)
+        options, written = resolved(self.model.generation, asked.options), list[Written]()
 
         def begun(output: Written, ids: list[int], place: int) -> Iterator[str]:
-            scored, likeliest = asked.likeliest is not None, asked.likeliest
-            tokens = self.model.stream_tokens(ids, row=place, likeliest=likeliest, **asked.options)
-            yield from output.follow(self.tokenizer, output.noted(tokens, scored), asked.stop)
+            tokens = write_tokens(self.running, ids, row=place, likeliest=asked.likeliest, **options)
+            with closing(tokens):
+                new = output.noted(tokens, asked.likeliest is not None)
+                for piece in output.follow(self.tokenizer, new, asked.stop):
+                    yield piece if asked.stream else ""
 
         begins: list[Callable[[], Iterator[str]]] = []
         for ids, place in self._places(asked, rows):
@@ -322,6 +333,17 @@ class CompletionModel(Loaded):
         lengths = [len(row) for row in rows for _ in range(asked.n)]
         done = partial(self._count, written)
         return await streamed(self.batcher, begins, lengths=lengths, size=1, client=client, done=done), written
+
+    @property
+    def running(self) -> Running:
+        """The running batch of this thread."""
+        if not hasattr(self._of_thread, "running"):
+            rounded = self.model.depends_on_rounding
+            with self.model.decoding() as model:
+                # Rows that join are padded, which changes last bits, unless they have their own lengths.
+                apart = self.model.depends_on_batch if model.own_lengths else rounded
+                self._of_thread.running = Running(model, prefixes=self.prefixes, apart=apart, whole_chunks=rounded)
+        return self._of_thread.running
 
     def _places(self, asked: Asked, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], int]]:
         """Yield each row `n` times, with the number on which its random draws depend."""

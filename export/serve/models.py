@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from export.settings import ServeSettings
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import HeadKind
 from mlx_transformer.decoding.options import Hypothesis, Options
@@ -17,7 +19,6 @@ from mlx_transformer.generation.alignment import Alignment, align
 from mlx_transformer.generation.embed import Embedder
 from mlx_transformer.generation.heads import EncoderHead
 from mlx_transformer.generation.settings import Settings
-from mlx_transformer.generation.stream import NewToken
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ SHORT_TEXT = 2000  # characters; tokenizing fewer takes less time than switching
 AUTO = "auto"
 """LibreTranslate's name for an unknown source language."""
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
+NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 NO_TRANSLATOR = (
     "this server has no translator; its models take POST /v1/completions, /v1/embeddings, /rerank or /predict"
 )
@@ -52,15 +54,17 @@ class Model(Protocol):
     @property
     def depends_on_batch(self) -> bool: ...
     @property
+    def depends_on_rounding(self) -> bool: ...
+    @property
     def generation(self) -> Settings: ...
     def generate(self, ids: list[list[int]], *, share: SharedSearch, **options: Any) -> list[list[int]]: ...
     def search(
         self, ids: list[list[int]], *, attention: bool = False, share: SharedSearch, **options: Any
     ) -> list[list[Hypothesis]]: ...
     def stream(self, line: str, **options: Any) -> Iterator[str]: ...
+    def decoding(self) -> AbstractContextManager[Any]: ...
     def embedder(self, **options: Any) -> Embedder: ...
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead: ...
-    def stream_tokens(self, ids: Sequence[int], **options: Any) -> Iterator[NewToken]: ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,9 @@ class Loaded:
     use: ClassVar[str]
     translates: ClassVar[bool] = False
 
-    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, max_sentences: int, name: str):
-        self.model, self.batcher, self.metrics, self.name = model, batcher, metrics, name
-        self.max_sentences = min(max_sentences, batcher.share)
+    def __init__(self, model: Model, batcher: Batcher, metrics: Metrics, settings: ServeSettings, name: str):
+        self.model, self.batcher, self.metrics, self.settings, self.name = model, batcher, metrics, settings, name
+        self.max_sentences = min(settings.max_sentences, batcher.share)
 
     async def compute(
         self, task: Any, payloads: Sequence[Any], lengths: Sequence[int], client: Hashable, width: int = 1

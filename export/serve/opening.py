@@ -14,11 +14,10 @@ from export.settings import PrecisionName, ServeSettings
 from mlx_transformer.core.folders import Place
 from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.decoding.search import SharedSearch
-from mlx_transformer.generation.stream import NewToken
 from mlx_transformer.generation.translate import Overlong, Translation, join
 from mlx_transformer.system.errors import UserError
 
-from .models import Model, Named
+from .models import NO_STREAM, Model, Named
 from .requests import RequestError
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 Open = Callable[..., "TextVerbs"]
 """open(path, threads=, precision=, verify=) -> a model with its verbs."""
-
-NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 
 
 def open_onnx(path: Path, *, threads: int | None, precision: PrecisionName | None, verify: bool) -> TextVerbs:
@@ -119,9 +116,6 @@ class OneFile:
         return [[Text([], best.score, best.text) for best in each] for each in outputs]
 
     def stream(self, line: str, **options: Any) -> Iterator[str]:
-        raise RequestError(400, NO_STREAM)
-
-    def stream_tokens(self, ids: Sequence[int], **options: Any) -> Iterator[NewToken]:
         raise RequestError(400, NO_STREAM)
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
-from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.config import RELATIVE, TransformerConfig
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.core.positions import borders
 
@@ -64,6 +64,27 @@ class Rewinding(Decoder, Protocol):
         ...
 
 
+class PromptDecoder(Decoder, Protocol):
+    """The decoder of a decoder-only model: it reads prompts in parts, and its rows join and leave (`Running`)."""
+
+    def extend(self, ids: Array) -> Array | None:
+        """Run further tokens of the prompts (R, L); return logits (R, V) of the next tokens, or None if the model has
+        `own_lengths`."""
+        ...
+
+    def join(self, other: Self) -> None:
+        """Append the rows of another decoder of this model, whose texts may be of other lengths."""
+        ...
+
+    def part(self, row: int, length: int, of: int) -> Self:
+        """Copy the cache of the first `length` of a row's `of` tokens, as a decoder of its own."""
+        ...
+
+    def shrink(self, lengths: Sequence[int]) -> None:
+        """Give up padding that no row needs any longer. lengths (R,): the tokens of each row."""
+        ...
+
+
 class Model(Protocol):
     """A model as a search sees it: `start`, and optional methods for runtimes with a faster way."""
 
@@ -75,11 +96,20 @@ class Model(Protocol):
     """Whether its decoders are `Rewinding`."""
     draft: Model | None = None
     """A smaller model with the same vocabulary, which guesses tokens for `Options.speculate`."""
+    joins: bool = False
+    """Whether its decoders `join` and can be parted (`PromptDecoder`)."""
+    own_lengths: bool = False
+    """Whether rows that join keep their own lengths, unpadded. Then a `reader` reads a prompt without logits, all but
+    its last token, which is fed in a step of all rows."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
         """Encode sources (decoder-only: read prompts) of any lengths; return a decoder and logits (B, V) of the first
         new tokens."""
         ...
+
+    def reader(self) -> PromptDecoder | None:
+        """A decoder of one row that has read nothing yet, of a model with `own_lengths`; None: `start` begins."""
+        return None
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
         """The model's own strategy for this batch, e.g. if its graph chooses among the logits; None: use `Beam` or
@@ -211,9 +241,14 @@ class Rereading(Decoder):
         self.decoder, self.logits = start(sources)
 
     def step(self, ids: Array) -> Array:
-        self.rows = [[*row, token] for row, token in zip(self.rows, self.xp.numpy(ids).tolist(), strict=True)]
-        if self.borders.isdisjoint(len(row) - 1 for row in self.rows):
-            return self.decoder.step(ids)
+        return self.extend(ids[:, None])
+
+    def extend(self, ids: Array) -> Array:
+        new = self.xp.numpy(ids).tolist()
+        self.rows = [[*row, *tokens] for row, tokens in zip(self.rows, new, strict=True)]
+        lengths = {len(row) - i for row in self.rows for i in range(1, len(new[0]) + 1)}
+        if self.borders.isdisjoint(lengths):
+            return cast(PromptDecoder, self.decoder).extend(ids)
         rows = {SOURCE_IDS.name: [np.array(row) for row in self.rows]}
         self.decoder, logits = self.start(Sources(self.config, rows))
         return logits
@@ -240,6 +275,12 @@ def reading(model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sou
         return start(sources)
     decoder = Rereading(model, start, sources)
     return decoder, decoder.logits
+
+
+def joins(config: TransformerConfig) -> bool:
+    """Whether a decoder's rows of different lengths may be padded on the left to join: not where padding takes
+    positions, or a text's length changes all of them."""
+    return not (config.has_encoder or config.positions in RELATIVE or borders(config))
 
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:

@@ -9,9 +9,9 @@ Beam search can't stream: only its end decides which hypothesis wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from mlx_transformer.core.inputs import Ids
 from mlx_transformer.decoding.candidates import Candidates, among, check_candidates
 from mlx_transformer.decoding.greedy import Greedy
 from mlx_transformer.decoding.options import Options, check_single
+from mlx_transformer.decoding.running import NewToken, Running
 from mlx_transformer.decoding.search import checked
 from mlx_transformer.decoding.speculation import Speculated
 from mlx_transformer.decoding.steps import Batch, Model
@@ -29,15 +30,6 @@ from .translate import Overlong, Translator, as_lines
 
 REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
 LONGEST_CHARACTER, FEW = 4, 12  # bytes of a character; so many ids without one are no character's
-
-
-class NewToken(NamedTuple):
-    """A token that was decided. log_p: the model's own log-probability of it, whatever rules and temperature chose it;
-    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first."""
-
-    id: int
-    log_p: float = 0.0
-    likeliest: Sequence[tuple[int, float]] = ()
 
 
 def stream_ids(
@@ -70,7 +62,23 @@ def stream_tokens(
     random draws. likeliest: tokens have log-probabilities, and so many of the likeliest with theirs; unset: neither.
     Wrong input and options raise `UserError` at the call, not at the first token.
     """
-    chosen = Options.of(options)
+    tokens = write_tokens(Running(model), ids, prefix, row=row, candidates=candidates, likeliest=likeliest, **options)
+    return filter(None, tokens)
+
+
+def write_tokens(
+    running: Running,
+    ids: Sequence[int],
+    prefix: Sequence[int] = (),
+    *,
+    row: int = 0,
+    candidates: Sequence[int] | None = None,
+    likeliest: int | None = None,
+    **options: Any,
+) -> Generator[NewToken | None]:
+    """Return an iterator over the new tokens of one input in a running batch, with None as long as there is nothing
+    yet. Arguments and errors as for `stream_tokens`. An input with candidates or guesses takes its steps by itself."""
+    model, chosen = running.model, Options.of(options)
     if chosen.beam > 1:
         raise UserError(
             "{beam} has no token that is sure before the end: stream with {}", Name("beam", "1"), beam=chosen.beam
@@ -79,47 +87,14 @@ def stream_tokens(
     listed = None if candidates is None else check_candidates([candidates], 1, model.config)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
     if chosen.speculate:
-        model = Speculated(model, batch, chosen)
+        running = Running(Speculated(model, batch, chosen), chunk=len(ids))  # guesses are of one text
     if listed is None:
-        return _tokens(model, batch, Greedy(model.arrays, batch, chosen, model.config, scored=False), likeliest)
+        return running.write(batch, Greedy(model.arrays, batch, chosen, model.config, scored=False), likeliest)
     # Greedy on logits of the candidates only; works with any model.
     own = Candidates.of(batch, chosen, model.config)
     narrowed, (batch, chosen) = among(model, own), own.narrowed(batch, chosen)
     strategy = Greedy(model.arrays, batch, chosen, own.config, scored=False)
-    return _tokens(narrowed, batch, strategy, likeliest, own.ids)
-
-
-def _tokens(
-    model: Model, batch: Batch, strategy: Greedy, likeliest: int | None, names: np.ndarray | None = None
-) -> Iterator[NewToken]:
-    """names: the id of each place of the logits; None: the place itself."""
-    xp, limit = model.arrays, int(batch.limits[0])
-    decoder, logits = model.start(batch.sources)
-    for t in range(limit):
-        token, _ = strategy.choose(logits, t)
-        more, scores = t + 1 < limit, logits
-        if xp.lazy and more:  # the device computes the next step while the host reads this one
-            logits = decoder.step(token)
-            xp.queue(token, logits)
-        new = int(xp.numpy(token)[0])
-        if not np.isfinite(xp.numpy(strategy.total)[0]):
-            raise UserError("the model's logits are not finite; check its weights")
-        if new in strategy.rules.ends:
-            return
-        yield _named(new, None if likeliest is None else xp.numpy(xp.float32(scores))[0], likeliest or 0, names)
-        if not xp.lazy and more:
-            logits = decoder.step(token)
-
-
-def _named(token: int, logits: np.ndarray | None, likeliest: int, names: np.ndarray | None) -> NewToken:
-    id = token if names is None else int(names[token])
-    if logits is None:
-        return NewToken(id)
-    exact = logits.astype(np.float64) - logits.max()
-    log_p = exact - np.log(np.exp(exact).sum())
-    first = np.argsort(-log_p, kind="stable")[:likeliest]
-    others = [(int(i if names is None else names[i]), float(log_p[i])) for i in first]
-    return NewToken(id, float(log_p[token]), others)
+    return Running(narrowed).write(batch, strategy, likeliest, own.ids)
 
 
 def stream(
@@ -146,16 +121,16 @@ def stream(
     rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer, part) for part in parts]
-    return chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts))
+    return filter(None, chain.from_iterable(chain([" "], text) if i else text for i, text in enumerate(texts)))
 
 
-def pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of a growing list of ids, holding back incomplete characters; joined, the pieces are the text that
-    all ids are decoded to."""
+def pieces(tokenizer: Tokenizer, ids: Iterable[int | None]) -> Iterator[str]:
+    """Yield the text of a growing list of ids, a piece for each id; joined, they are the text that all ids are decoded
+    to. A piece is empty while a character is incomplete, and for None, which stands for no id yet."""
     return (_parts if tokenizer.decodes_in_parts else _decoded_anew)(tokenizer, ids)
 
 
-def _parts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+def _parts(tokenizer: Tokenizer, ids: Iterable[int | None]) -> Iterator[str]:
     """Decode each id once or a few times, in linear time: behind the last id before it, after which a space counts."""
     before: list[int] = []
     waiting: list[int] = []
@@ -164,36 +139,40 @@ def _parts(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
         return tokenizer.decode([*before, *new])[len(tokenizer.decode(before)) :]
 
     for id in ids:
-        if not tokenizer.stands_for_text(id):
+        if id is None or not tokenizer.stands_for_text(id):
+            yield ""
             continue
         waiting.append(id)
         if id in tokenizer.byte_ids:  # an invalid byte would change the text of the whole run
+            yield ""
             continue
         new, settled = text(waiting), len(waiting)
         if new.endswith(REPLACEMENT) and not tokenizer.byte_ids:  # the next token may complete the character
             settled = len(waiting) - LONGEST_CHARACTER
             if settled < FEW or text(waiting[:settled]) + tokenizer.decode(waiting[settled:]) != new:
+                yield ""
                 continue
             new = text(waiting[:settled])
-        if new:
-            yield new
+        yield new
         before, waiting = waiting[settled - 1 : settled], waiting[settled:]
     if waiting and (new := text(waiting)):
         yield new
 
 
-def _decoded_anew(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
+def _decoded_anew(tokenizer: Tokenizer, ids: Iterable[int | None]) -> Iterator[str]:
     """Decode everything again for each id, where all text depends on all ids. For sentences this is a small part of a
     decoder's step."""
     so_far: list[int] = []
     emitted, text = 0, ""
     for id in ids:
+        if id is None:
+            yield ""
+            continue
         so_far.append(id)
         text = tokenizer.decode(so_far)
-        complete = len(text.rstrip(REPLACEMENT))  # the next token may complete the character
-        if complete > emitted:
-            yield text[emitted:complete]
-            emitted = complete
+        complete = max(emitted, len(text.rstrip(REPLACEMENT)))  # the next token may complete the character
+        yield text[emitted:complete]
+        emitted = complete
     if emitted < len(text):
         yield text[emitted:]
 
@@ -243,7 +222,7 @@ def stream_completion(
 def stream_answer(tokenizer: Tokenizer, new: Iterator[int], stop: Sequence[str]) -> Iterator[str]:
     """Yield the text of new ids in pieces, up to the first stop word."""
     check_stop(stop)
-    return until(pieces(tokenizer, new), stop)
+    return filter(None, until(pieces(tokenizer, new), stop))
 
 
 def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str], control: bool = False) -> Ids:
@@ -252,7 +231,8 @@ def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str], control: bool
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """Yield the texts up to the first stop word, without it. A piece that may begin a stop word is held back."""
+    """Yield the texts up to the first stop word, without it. A piece that may begin a stop word is held back, and an
+    empty one stands in its place."""
     waiting = ""
     for text in texts:
         waiting += text
@@ -262,8 +242,7 @@ def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
                 yield waiting[: min(ends)]
             return
         possible = max((n for word in stop for n in range(1, len(word)) if waiting.endswith(word[:n])), default=0)
-        if ready := waiting[: len(waiting) - possible]:
-            yield ready
+        yield waiting[: len(waiting) - possible]
         waiting = waiting[len(waiting) - possible :]
     if waiting:
         yield waiting

@@ -158,6 +158,11 @@ class TextVerbs:
         """Whether an input's result may depend on the rest of its batch by more than rounding."""
         return False
 
+    @property
+    def depends_on_rounding(self) -> bool:
+        """Whether activations are rounded to integers, so that another order of a sum may change a token."""
+        return False
+
     def decoding(self) -> AbstractContextManager[Model]:
         """Context manager that gives the model, ready for a search."""
         raise NotImplementedError

@@ -68,6 +68,19 @@ class LayerCache:
         self.keys = mx.take(self.keys[:, :, :part, :], rows, axis=0)
         self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
 
+    def part(self, rows: slice, first: int, end: int) -> LayerCache:
+        """Copy positions `first` to `end` of some rows."""
+        part = LayerCache()
+        part.used = end - first
+        part.keys, part.values = (_padded(x[rows, :, first:end], 0, part.used) for x in self.arrays())
+        return part
+
+    def join(self, other: LayerCache, length: int) -> None:
+        """Append rows. Both are padded on the left to `length` positions."""
+        own, others = ([_padded(x[:, :, : c.used], length - c.used, length) for x in c.arrays()] for c in (self, other))
+        self.keys, self.values = (mx.concatenate([*pair], axis=0) for pair in zip(own, others, strict=True))
+        self.used = length
+
     def arrays(self) -> list[mx.array]:
         return [array for array in (self.keys, self.values) if array is not None]
 
@@ -141,6 +154,41 @@ class Cache:
         if isinstance(self.cross_mask, mx.array):
             self.cross_mask = mx.take(self.cross_mask, sentences, axis=0)
 
+    def join(self, other: Cache) -> None:
+        """Append the rows of another prompt's cache; shorter rows are padded on the left."""
+        length = max(self.offset, other.offset)
+        if self.offset != other.offset or self.starts is not None or other.starts is not None:
+            self.starts = mx.concatenate([cache._starts_in(length) for cache in (self, other)])
+        for own, others in zip(self._attended, other._attended, strict=True):
+            own.join(others, length)
+        self.offset = length
+
+    def part(self, row: int, length: int, of: int) -> Cache:
+        """Copy the first `length` of a row's `of` positions."""
+        first = self.offset - of
+        part = Cache([layer.part(slice(row, row + 1), first, first + length) for layer in self._attended])
+        part.offset = length
+        mx.eval(part.arrays())  # else it would hold the whole batch
+        return part
+
+    def shrink(self, lengths: Sequence[int]) -> None:
+        """Drop padding that all rows have. lengths (R,): the positions of each row without its padding."""
+        longest = max(lengths)
+        if longest < self.offset:
+            self.layers = [layer.part(slice(None), self.offset - longest, self.offset) for layer in self._attended]
+            self.offset = longest
+        self.starts = None if min(lengths) == longest else mx.array([longest - length for length in lengths])
+
+    @property
+    def _attended(self) -> list[LayerCache]:
+        """The layers of a decoder-only model."""
+        return [layer for layer in self.layers if isinstance(layer, LayerCache)]
+
+    def _starts_in(self, length: int) -> mx.array:
+        """Padding before each row (R,) if there are `length` positions."""
+        starts = mx.zeros(self.arrays()[0].shape[0], mx.int32) if self.starts is None else self.starts
+        return starts + (length - self.offset)
+
     def arrays(self) -> list[mx.array]:
         """All cached arrays, for `mx.eval` and `mx.async_eval`."""
         arrays = [array for layer in self.layers for array in layer.arrays()]
@@ -158,6 +206,11 @@ def mask_heads(config: TransformerConfig) -> int:
     """Number of heads to repeat decoder masks for; 1 (broadcast) if the layers differ in their number of heads."""
     heads = {layer.heads for layer in config.layers("decoder")}
     return heads.pop() if len(heads) == 1 else 1
+
+
+def _padded(x: mx.array, left: int, length: int) -> mx.array:
+    """Put `left` positions before x (R, K, L, d), and room behind it, as a buffer of `length` positions has."""
+    return mx.pad(x, [(0, 0), (0, 0), (left, room_for(length) - left - x.shape[2]), (0, 0)])
 
 
 def _empty(like: mx.array, capacity: int) -> mx.array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlx_transformer.core.inputs import SOURCE_IDS, Sources
 from mlx_transformer.decoding.arrays import Arrays
-from mlx_transformer.decoding.steps import Decoder, Model, reading
+from mlx_transformer.decoding.steps import Decoder, Model, joins, reading
 from mlx_transformer.device import tuning
 from mlx_transformer.nn import Cache, Transformer
 from mlx_transformer.nn.classifier import Classifier
@@ -77,6 +77,7 @@ class MlxModel(Model):
         kinds = {layer.positions for layer in model.config.layers("decoder")} if not model.config.has_encoder else set()
         # A decoder was made for texts up to `max_positions`: rotary angles beyond it would be computed, but not known.
         self.extends_positions = model.config.positions != "learned" and "rotary" not in kinds
+        self.joins = joins(model.config)
 
     def start(self, sources: Sources) -> tuple[Decoder, mx.array]:
         """Encode the sources and run the start token; decoder-only: run the prompts, padded on the left.
@@ -97,8 +98,8 @@ class MlxModel(Model):
             ids = mx.full((len(sources), 1), sources.start, mx.int32)
         else:
             cache, ids = self.model.start(prompt_mask=tokens), inputs[SOURCE_IDS.name]
-        logits = self.model.step(ids, cache, last=True, among=self.classifier)[:, 0]
-        return MlxDecoder(self.model, cache, self.classifier), logits
+        decoder = MlxDecoder(self.model, cache, self.classifier)
+        return decoder, decoder.extend(ids)
 
     def among(self, candidates: Candidates) -> Among:
         """A model whose classifier has only the candidates' rows."""
@@ -122,6 +123,20 @@ class MlxDecoder:
 
     def take_back(self, count: int) -> None:
         self.cache.take_back(count)
+
+    def extend(self, ids: mx.array) -> mx.array:
+        logits = self.model.step(ids, self.cache, last=True, among=self.classifier)[:, 0]
+        mx.async_eval(*self.cache.arrays())  # of a prompt's part that is all: nobody reads its logits
+        return logits
+
+    def join(self, other: MlxDecoder) -> None:
+        self.cache.join(other.cache)
+
+    def part(self, row: int, length: int, of: int) -> MlxDecoder:
+        return MlxDecoder(self.model, self.cache.part(row, length, of), self.classifier)
+
+    def shrink(self, lengths: Sequence[int]) -> None:
+        self.cache.shrink(lengths)
 
     def repeat(self, times: int) -> None:
         self.cache.repeat(times)

@@ -23,6 +23,7 @@ FIELDS = {
     "/v1/chat/completions": [
         *("model", "messages", "max_completion_tokens", "n", "stop", "stream", "stream_options", "logprobs", "seed"),
         *("top_logprobs", "tools", "tool_choice", "response_format", "chat_template_kwargs", "min_p", "metadata"),
+        *["messages"] * 5,
     ],
     "/v1/embeddings": ["model", "input", "encoding_format", "dimensions", "prompt", "prompt_name", "user"],
     "/rerank": ["model", "query", "documents", "texts", "top_n", "return_documents", "raw_scores", "truncate"],
@@ -40,10 +41,25 @@ USUAL: dict[str, dict[str, Any]] = {
 }
 
 
+def messages(random: Random) -> list[Any]:
+    """A conversation in which something may be wrong."""
+    odd = [*TEXTS, *NUMBERS, None, [], {}, [{"type": "text", "text": "one"}], [{"type": "image_url"}]]
+    found = []
+    for _ in range(random.randint(1, 4)):
+        message = {"role": random.choice(["system", "user", "assistant", "tool", "developer"]), "content": "one two"}
+        for name in random.choices(
+            ["role", "content", "name", "tool_calls", "tool_call_id"], k=random.choice([0, 0, 1])
+        ):
+            message[name] = random.choice(odd)
+        found.append(random.choice(odd) if random.random() < 0.05 else message)
+    return found
+
+
 def asked(random: Random, folder: Path) -> Attempt:
     """One request to a server of the folder's model."""
     path = random.choice(list(FIELDS))
     values: list[Any] = [*NUMBERS, *TEXTS, None, True, [], {}, ["a", "\ud800"], ["one"] * 99, {"include_usage": True}]
+    values += [messages(random) for _ in range(20)]
     body = {**USUAL[path], **{random.choice(FIELDS[path]): random.choice(values) for _ in range(random.randint(0, 2))}}
     form = random.random() < 0.3
     kind = "application/x-www-form-urlencoded" if form else "application/json"
@@ -59,7 +75,7 @@ def asked(random: Random, folder: Path) -> Attempt:
         from export.settings import ServeSettings
 
         settings = ServeSettings(threads=1)
-        names = {"en-de": "onnx", "mini": "vectors-onnx", "ranks": "ranks-onnx"}
+        names = {"en-de": "onnx", "mini": "vectors-onnx", "ranks": "ranks-onnx", "stories": "alone-onnx"}
         models = Named.of([f"{name}={folder / place}" for name, place in names.items()])
         app = App(lambda: load_all(models, settings, open_onnx), Batcher(8, 0, 64))
         with TestClient(app.asgi) as http_:

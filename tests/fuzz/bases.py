@@ -34,6 +34,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.heads import Head
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.families.llama import LLAMA
 from mlx_transformer.system.manifest import sha256
 from mlx_transformer.text.tokenizer import Tokenizer
@@ -46,13 +47,14 @@ HEADS = (
     Head(kind="spans"),
 )
 RANKS = Head(kind="classes", labels=("relevance",))
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.name | upper }}\n{% endfor %}"
 MODELS = ("model", "onnx", "cpu", "quantized")
 
 
 def make(folder: Path) -> None:
     """FOLDER/model, onnx, cpu, int8, foreign (an ONNX folder without a description of ours), alone
-    (a decoder), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their exports,
-    ranks (one class), vectors (with an embedding.json) and theirs, of-tokens (bge-m3's form, pickles of the
+    (a decoder that chats), alone-onnx, encoder, encoder-onnx, by the kinds of `HEADS` encoders with a head and their
+    exports, ranks (one class), vectors (with an embedding.json) and theirs, of-tokens (bge-m3's form, pickles of the
     heads that tokens have), tokens (imported from it) and theirs, page (target web, with attention), node_modules
     (a site's), quantized, other and other-onnx (another
     model of the same vocabulary), theirs, hub (the Hub's cache with it), of-sentences (every file of
@@ -79,7 +81,8 @@ def make(folder: Path) -> None:
     shutil.copytree(folder / "onnx", folder / "foreign", ignore=shutil.ignore_patterns("m*.json"))
     rotary = {"architecture": "decoder", "encoder_layers": 0, "tie_embeddings": "none", "positions": "rotary"}
     alone = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **rotary}))
-    save_checkpoint(folder / "alone", alone.config, alone.weights(), tokenizer.to_json())
+    texts = {CHAT_TEMPLATE: CHAT}
+    save_checkpoint(folder / "alone", alone.config, alone.weights(), tokenizer.to_json(), texts=texts)
     export_onnx(folder / "alone", folder / "alone-onnx")
     masked = {"architecture": "encoder", "decoder_layers": 0}
     encoder = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, **{**sizes, **masked}))

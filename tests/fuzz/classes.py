@@ -258,7 +258,7 @@ CLASSES = (
     Class("numbers", ALL, nothing, numbers, 75),
     Class("paths", ALL, nothing, paths, 20),
     Class("from Python", ("text.onnx", "ids.onnx", "onnx", "cpu", "model"), nothing, from_python, 20),
-    Class("requests", ("onnx", "vectors-onnx", "ranks-onnx"), nothing, asked, 20),
+    Class("requests", ("onnx", "vectors-onnx", "ranks-onnx", "alone-onnx"), nothing, asked, 20),
     digests("checkpoint", ("model", "onnx", "in.txt"), "model/*.safetensors", MODEL[:4]),
     digests("ONNX", ("onnx", "in.txt"), "onnx/onnx/model.*", onnx_commands("onnx")[:4]),
     digests("ONNX JSON", ("onnx", "in.txt"), "onnx/[mt]*r.json", onnx_commands("onnx")[:4]),

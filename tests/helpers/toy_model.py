@@ -32,7 +32,8 @@ class Toy(Model):
         table[:, self.config.eos_id] += eos_bias
         self.table = table.astype(np.float32)
         self.device_table = self.arrays.asarray(self.table)
-        self.steps, self.batches = 0, []
+        self.joins = not self.config.has_encoder
+        self.steps, self.batches, self.read = 0, [], 0
 
     def first_state(self, row):
         state = 0
@@ -42,8 +43,10 @@ class Toy(Model):
 
     def start(self, rows):
         self.batches.append(len(rows))
+        self.read += sum(map(len, rows))
         states = np.array([self.first_state(row) for row in rows], np.int32)
-        decoder = ToyDecoder(self, self.arrays.asarray(states))
+        texts = [[int(id) for id in row] for row in rows] if self.joins else None
+        decoder = ToyDecoder(self, self.arrays.asarray(states), texts)
         return decoder, decoder.logits()
 
     def log_probabilities(self, row, tokens):
@@ -56,8 +59,9 @@ class Toy(Model):
 
 
 class ToyDecoder:
-    def __init__(self, toy, states):
-        self.toy, self.xp, self.states, self.width = toy, toy.arrays, states, 1
+    def __init__(self, toy, states, texts=None):
+        """texts: of a decoder-only model, what each row has read."""
+        self.toy, self.xp, self.states, self.width, self.texts = toy, toy.arrays, states, 1, texts
 
     def logits(self):
         return self.xp.take(self.toy.device_table, self.states, axis=0)
@@ -65,8 +69,29 @@ class ToyDecoder:
     def step(self, ids):
         assert ids.shape == self.states.shape
         self.toy.steps += 1
+        return self._after(ids)
+
+    def _after(self, ids):
         self.states = advance(self.states, ids)
+        if self.texts is not None:
+            self.texts = [[*text, id] for text, id in zip(self.texts, self.xp.numpy(ids).tolist(), strict=True)]
         return self.logits()
+
+    def extend(self, ids):
+        self.toy.read += int(np.prod(ids.shape))
+        return [self._after(ids[:, i]) for i in range(ids.shape[1])][-1]
+
+    def join(self, other):
+        self.states = self.xp.concatenate([self.states, other.states], axis=0)
+        self.texts += other.texts
+
+    def part(self, row, length, of):
+        assert len(self.texts[row]) == of
+        text = self.texts[row][:length]
+        return ToyDecoder(self.toy, self.xp.asarray(np.array([self.toy.first_state(text)], np.int32)), text and [text])
+
+    def shrink(self, lengths):
+        assert [len(text) for text in self.texts] == [*lengths]
 
     def repeat(self, times):
         self.width *= times
@@ -79,6 +104,8 @@ class ToyDecoder:
 
     def keep(self, rows):
         self.states = self.xp.take(self.states, rows, axis=0)
+        if self.texts is not None:
+            self.texts = [[*self.texts[i]] for i in self.xp.numpy(rows).tolist()]
 
 
 def penalty(length, alpha, form="gnmt"):

@@ -16,14 +16,14 @@ import time
 from collections import Counter
 from typing import Any
 
-from mix import COMPLETIONS, KEYS, head, is_right, may_stream, odd
+from mix import CHATS, COMPLETIONS, KEYS, head, is_right, may_stream, odd
 
 CLOSED_LOOP = 16  # clients that ask one request after the other, by whom the capacity is found
 MEASURED = 5.0  # seconds, for that
 OVERLOAD = 2.0  # times the capacity
 MOST_OPEN = 1500  # requests at the same time; beyond it one is not sent
 PATIENCE = 120.0
-KINDS = {"plain": 82, "leaves": 6, "slow": 4, "stalls": 2, "odd": 4, "stream": 2}
+KINDS = {"plain": 64, "leaves": 6, "slow": 4, "stalls": 2, "odd": 4, "stream": 20}
 
 
 class Load:
@@ -31,10 +31,10 @@ class Load:
 
     def __init__(self, plan: dict[str, Any]):
         self.port, self.questions = plan["port"], plan["questions"]
-        self.streamed: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])  # translations, completions
+        self.streamed: dict[str, list[dict[str, Any]]] = {}
         for each in self.questions:
             if may_stream(each["body"]):
-                self.streamed[each["path"] == COMPLETIONS].append(each)
+                self.streamed.setdefault(each["path"], []).append(each)
         self.rng, self.odd = random.Random(plan["seed"]), odd()
         self.counts: Counter[str] = Counter()
         self.seconds: list[float] = []
@@ -192,23 +192,37 @@ class Load:
         writer.close()
 
     async def _stream(self) -> None:
-        """A translation, or as often a completion, in pieces."""
-        question = self.rng.choice(self.streamed[self.rng.random() < 0.5])
-        completes = question["path"] == COMPLETIONS
-        body = json.dumps({**question["body"], "stream": True} if completes else question["body"]).encode()
+        """A translation, a completion or a chat in pieces; some leave in the middle, some read slowly."""
+        question = self.rng.choice(self.streamed[self.rng.choice([*self.streamed])])
+        theirs = question["path"] in (COMPLETIONS, CHATS)
+        body = json.dumps({**question["body"], "stream": True} if theirs else question["body"]).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(head(body, question["path"] + "/stream" * (not completes), self.rng.choice(KEYS)) + body)
+        writer.write(head(body, question["path"] + "/stream" * (not theirs), self.rng.choice(KEYS)) + body)
+        if self.rng.random() < 0.2:
+            await reader.read(self.rng.randrange(1, 600))
+            writer.close()
+            return
+        if self.rng.random() < 0.1:
+            await asyncio.sleep(self.rng.random())
         status, _, found = await answer(reader)
         if status == 200:
             *pieces, end = found.decode().split("\n\n")[:-1]
             values = [json.loads(piece.removeprefix("data: ")) for piece in pieces]
-            text = "".join(each["choices"][0]["text"] if completes else each["text"] for each in values)
-            whole = text if completes else json.loads(end.removeprefix("event: done\ndata: "))["text"]
-            if not text == whole == question["answer"][0] or completes != (end == "data: [DONE]"):
+            text = "".join(piece_of(value) for value in values)
+            whole = text if theirs else json.loads(end.removeprefix("event: done\ndata: "))["text"]
+            if not text == whole == question["answer"][0] or theirs != (end == "data: [DONE]"):
                 self.wrong.append(f"stream: {text!r}, not {question['answer'][0]!r}: {found[-200:]!r}")
         elif status != 503:
             self.wrong.append(f"stream: {status}")
         writer.close()
+
+
+def piece_of(value: dict[str, Any]) -> str:
+    """The text of an event: of a translation, a completion or a chat."""
+    if "choices" not in value:
+        return value["text"]
+    [choice] = value["choices"]
+    return choice["delta"].get("content", "") if "delta" in choice else choice["text"]
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chat_models import write_chat_model
 from small_models import DECODER, write_text_model
 
 from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.text_embedding import TextEmbedding
+from mlx_transformer.generation.stream import ended
 
 WORDS = "one two three. four five six! größer 東京 x".split()
 SETTINGS: list[dict[str, Any]] = [
@@ -23,7 +25,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 4, "n_best": 2},
     {"sample": True, "seed": 3, "temperature": 0.9},
 ]
-COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
+COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+SYSTEM = "Be brief, and answer in one of two languages: one two three. four five six!"
 STOPS: list[dict[str, Any]] = [{}, {"stop": ["o"]}, {"n": 2, "temperature": 1, "seed": 4, "top_p": 0.9}]
 KEYS = [f"key-of-client-{i}" for i in range(8)]
 
@@ -58,13 +61,14 @@ def models(folder: Path, translator: Path | None) -> dict[str, Path]:
     return {
         "en-de": translator or write_text_model(folder / "translator") / "onnx",
         "stories": write_text_model(folder / "decoder", **DECODER) / "onnx",
+        "chat": write_chat_model(folder / "chat", "qwen2") / "onnx",
         "mini": encoder,
     }
 
 
 def questions(opened: dict[str, Any], count: int, seed: int) -> list[dict[str, Any]]:
     """{path, body, answer} in each form that is served, with the right answer of each, computed alone: `count`
-    translations, and a part of them in LibreTranslate's form, completions and vectors."""
+    translations, and a part of them in LibreTranslate's form, completions, chats and vectors."""
     bodies = requests(count, seed)
     right = answers(opened["en-de"], bodies)
     found = [{"path": "/translate", "body": body, "answer": each} for body, each in zip(bodies, right, strict=True)]
@@ -74,6 +78,11 @@ def questions(opened: dict[str, Any], count: int, seed: int) -> list[dict[str, A
         asked = {"model": "stories", "prompt": lines[0], "max_tokens": 12, "temperature": 0}
         asked |= STOPS[number % len(STOPS)]
         theirs.append({"path": COMPLETIONS, "body": asked, "answer": continued(opened["stories"], asked)})
+        talk = [{"role": "user", "content": line} for line in lines]
+        talk = [{"role": "system", "content": SYSTEM}, *talk] if number % 3 else talk[:1]
+        asked = {"model": "chat", "messages": talk, "max_tokens": 1 + 7 * (number % 5), "temperature": 0}
+        asked |= STOPS[number % len(STOPS)]
+        theirs.append({"path": CHATS, "body": asked, "answer": continued(opened["chat"], asked)})
         vectors = [opened["mini"].embed([line])[0].tolist() for line in lines]
         asked = {"model": "mini", "input": lines, "encoding_format": "float"}
         theirs.append({"path": EMBEDDINGS, "body": asked, "answer": vectors})
@@ -81,11 +90,14 @@ def questions(opened: dict[str, Any], count: int, seed: int) -> list[dict[str, A
 
 
 def continued(model: Any, asked: dict[str, Any]) -> list[str]:
-    """What a decoder alone answers to a completion."""
+    """What a decoder alone answers to a completion or a chat."""
     given = {"max_new_tokens": asked["max_tokens"], "stop": asked.get("stop", ())}
     if asked["temperature"]:
         given |= {"sample": True, "seed": asked["seed"], "top_p": asked["top_p"]}
-    return model.complete([asked["prompt"]] * asked.get("n", 1), **given)
+    if "messages" not in asked:
+        return model.complete([asked["prompt"]] * asked.get("n", 1), **given)
+    stop, ids = given.pop("stop"), model.chat_ids(asked["messages"])
+    return ended(model.tokenizer, model.generate([ids] * asked.get("n", 1), **given), stop)
 
 
 def in_their_form(body: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +116,8 @@ def is_right(path: str, found: dict[str, Any], answer: list[Any]) -> bool:
     """Whether this is the answer to a request of that path."""
     if path == COMPLETIONS:
         return [choice["text"] for choice in found["choices"]] == answer
+    if path == CHATS:
+        return [choice["message"]["content"] for choice in found["choices"]] == answer
     if path == EMBEDDINGS:
         return np.array_equal(np.array([each["embedding"] for each in found["data"]], np.float32), answer)
     return translations(found) == answer
@@ -111,7 +125,7 @@ def is_right(path: str, found: dict[str, Any], answer: list[Any]) -> bool:
 
 def may_stream(body: dict[str, Any]) -> bool:
     """Whether what a request asks for is one text, whose tokens are sure one by one, and in no client's own form."""
-    one = isinstance(body.get("text"), str) or "prompt" in body
+    one = isinstance(body.get("text"), str) or "prompt" in body or "messages" in body
     return one and body.get("beam", 1) == 1 and body.get("n", 1) == 1
 
 
@@ -149,6 +163,8 @@ def odd() -> list[tuple[bytes, int]]:
         (post(b"{}", path="/v1/completions"), 400),
         (post(b'{"model": "gpt", "prompt": "x"}', path="/v1/completions"), 404),
         (post(b'{"model": "stories", "prompt": "x", "max_tokens": -1}', path="/v1/completions"), 400),
+        (post(b'{"model": "chat", "messages": [{"role": "user", "content": 3}]}', path=CHATS), 400),
+        (post(b'{"model": "stories", "messages": [{"role": "user", "content": "x"}]}', path=CHATS), 400),
         (post(b'{"model": "mini", "input": [[9999999]]}', path="/v1/embeddings"), 400),
         (post(b'{"model": "stories", "input": "x"}', path="/v1/embeddings"), 400),
         (post(b"{}", path="/nowhere"), 404),

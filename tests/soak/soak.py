@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mix import COMPLETIONS, EMBEDDINGS, KEYS, models, questions
+from mix import CHATS, COMPLETIONS, EMBEDDINGS, KEYS, models, questions
 from waiting import PATIENCE
 
 from export import OnnxTransformer
@@ -157,7 +157,10 @@ def report(server: Server, result: dict[str, Any], status: int) -> int:
     rows = [
         ("capacity, closed loop", f"{result['capacity']:.0f} requests/s"),
         ("requests", f"{asked}: {counts.get('plain', 0)} plain, {sent}"),
-        ("of them", ", ".join(f"{counts.get(path, 0)} {path}" for path in ("/translate", COMPLETIONS, EMBEDDINGS))),
+        (
+            "of them",
+            ", ".join(f"{counts.get(path, 0)} {path}" for path in ("/translate", COMPLETIONS, CHATS, EMBEDDINGS)),
+        ),
         ("accepted", str(counts.get("accepted", 0))),
         ("refused (503)", str(counts.get("refused", 0))),
         ("wrong answers", str(len(result["wrong"]))),

@@ -59,10 +59,10 @@ def test_requests_have_right_answers_and_odd_ones_are_odd(text_model, tmp_path):
     opened = {name: OnnxTransformer(path, threads=1) for name, path in served.items()}
     asked = mix.questions(opened, 14, seed=2)
     assert asked == mix.questions(opened, 14, seed=2)
-    assert {each["path"] for each in asked} == {"/translate", mix.COMPLETIONS, mix.EMBEDDINGS}
+    assert {each["path"] for each in asked} == {"/translate", mix.COMPLETIONS, mix.CHATS, mix.EMBEDDINGS}
     assert any("q" in each["body"] for each in asked)
     streamed = [each["path"] for each in asked if mix.may_stream(each["body"])]
-    assert set(streamed) == {"/translate", mix.COMPLETIONS}
+    assert set(streamed) == {"/translate", mix.COMPLETIONS, mix.CHATS}
     loaded = dict(zip(Named.of([f"{name}=DIR" for name in opened]), opened.values(), strict=True))
     with client(loaded, max_queue=600) as (http_, _):
         for each in asked:

@@ -265,6 +265,19 @@ class TextsDecoder(Rewinding):
     def keep(self, rows: NDArray) -> None:
         self.texts.select(rows)
 
+    def extend(self, ids: NDArray) -> None:
+        for row, tokens in enumerate(ids.tolist()):
+            self.texts.read(tokens, row)
+
+    def join(self, other: TextsDecoder) -> None:
+        self.texts.join(other.texts)
+
+    def part(self, row: int, length: int, of: int) -> TextsDecoder:
+        return TextsDecoder(self.texts.take(row, length))
+
+    def shrink(self, lengths: Sequence[int]) -> None:
+        """Nothing is padded."""
+
 
 class TextsCache:
     """The state of `DecoderGraphs.step`: rows with padding at the left of their first tokens."""
@@ -282,6 +295,7 @@ class DecoderGraphs(CausalGraphs):
         float32's rounding. Where activations are rounded, a last bit can change a token: then only whole chunks of an
         earlier prompt are continued, which are the same bits."""
         self.config, self.options = request.config, run_options()
+        self.joins = self.own_lengths = True
         graphs = {
             name: StepGraph(session, GRAPHS[name](request), self.config, BufferPool(), self.options)
             for name, session in sessions.items()
@@ -298,6 +312,11 @@ class DecoderGraphs(CausalGraphs):
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
         return strategy(batch, options, self.config, scored) if options.beam == 1 else None
+
+    def reader(self) -> TextsDecoder:
+        texts = self.texts()
+        texts.add()
+        return TextsDecoder(texts)
 
     def begin(self, mask: NDArray) -> Any:
         return TextsCache(self.texts(), mask)

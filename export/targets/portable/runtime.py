@@ -6,8 +6,8 @@ model, V vocabulary, C classes, W numbers of a text's vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from export.targets.session import PortSession, Session, Values
 from mlx_transformer.core.config import RELATIVE
 from mlx_transformer.core.heads import Kind
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.decoding.steps import Decoder, Model, reading
+from mlx_transformer.decoding.steps import Decoder, Model, joins, reading
 
 SOURCE_MULTIPLE = 4
 """Sources are padded to a multiple of this length. When one query attends to keys, ONNX Runtime sums four keys at a
@@ -58,7 +58,27 @@ class OnnxCache:
     """Positions so far."""
 
     def step(self, ids: NDArray) -> NDArray:
-        return self.graphs.step(ids[:, None].astype(np.int64), self)[:, -1]
+        return self.extend(ids[:, None])
+
+    def extend(self, ids: NDArray) -> NDArray:
+        return self.graphs.step(ids.astype(np.int64), self)[:, -1]
+
+    def join(self, other: OnnxCache) -> None:
+        """Append the rows of another cache of a decoder-only model; shorter ones are padded on the left."""
+        length = max(self._columns, other._columns)
+        self.mask = np.concatenate([_padded(cache._mask, 1, length) for cache in (self, other)])
+        pairs = {name: (x, other.past[name]) for name, x in self.past.items()}
+        self.past = {name: np.concatenate([_padded(x, 2, length) for x in pair]) for name, pair in pairs.items()}
+
+    def part(self, row: int, length: int, of: int) -> OnnxCache:
+        first = self._columns - of
+        past = {name: x[row : row + 1, :, first : first + length].copy() for name, x in self.past.items()}
+        return replace(self, mask=np.ones((1, length), np.int64), past=past)
+
+    def shrink(self, lengths: Sequence[int]) -> None:
+        if first := self._columns - max(lengths):
+            self.mask = self._mask[:, first:]
+            self.past = {name: x[:, :, first:].copy() for name, x in self.past.items()}
 
     def read_each(self, ids: NDArray) -> NDArray:
         return self.graphs.step(ids.astype(np.int64), self)
@@ -82,12 +102,28 @@ class OnnxCache:
     def keep(self, rows: NDArray) -> None:
         self._take(rows, rows[:: self.beams] // self.beams if self.shared else rows)
 
+    @property
+    def _mask(self) -> NDArray[np.int64]:
+        assert self.mask is not None
+        return self.mask
+
+    @property
+    def _columns(self) -> int:
+        return self._mask.shape[1]
+
     def _take(self, rows: NDArray, fixed: NDArray | None) -> None:
         self.past = {name: np.take(x, rows, axis=0) for name, x in self.past.items()}
         if self.mask is not None:
             self.mask = self.mask[rows]
         if fixed is not None:
             self.fixed = {name: np.take(x, fixed, axis=0) for name, x in self.fixed.items()}
+
+
+def _padded(x: NDArray, axis: int, length: int) -> NDArray:
+    """Put zeros before x, so that the axis has this length."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = length - x.shape[axis], 0
+    return np.pad(x, widths) if widths[axis][0] else x
 
 
 class EncoderDecoderGraphs(Model):
@@ -161,6 +197,7 @@ class CausalGraphs(Model):
 
     def __init__(self, request: Request, sessions: Mapping[str, Session]):
         self.config, self.graph = request.config, PortSession(sessions[MODEL], GRAPHS[MODEL](request))
+        self.joins = joins(self.config)
 
     def logits(self, source: Values, mask: NDArray) -> NDArray:
         return self.step(source["source_ids"], self.begin(mask))

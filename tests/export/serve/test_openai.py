@@ -261,5 +261,5 @@ def test_a_stop_word_in_the_last_piece_is_one():
     """Bytes that are no character come at the end alone."""
     written = Written(3)
     tokenizer = SimpleNamespace(decode=lambda ids: "\ufffd" * len(ids), decodes_in_parts=False)
-    assert list(written.follow(tokenizer, [1, 2, 3], ["\ufffd\ufffd"])) == []
+    assert list(written.follow(tokenizer, [1, 2, 3], ["\ufffd\ufffd"])) == ["", "", ""]
     assert written.finish_reason == "stop"

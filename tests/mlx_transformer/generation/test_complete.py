@@ -48,10 +48,10 @@ def test_stop_words_end_the_text_also_of_a_stream(stop):
 
 
 def test_what_may_become_a_stop_word_is_held_back():
-    assert list(until(["a", "b", "ab", "c"], ["abc"])) == ["ab"]
+    assert list(until(["a", "b", "ab", "c"], ["abc"])) == ["", "", "ab"]
     assert list(until(["x\n", "\n", "y"], ["\n\n"])) == ["x"]
-    assert list(until(["a", "b"], ["abc"])) == ["ab"]
-    assert list(until(["a", "b"], [])) == ["a", "b"]
+    assert list(until(["a", "", "b"], ["abc"])) == ["", "", "", "ab"]
+    assert list(until(["a", "", "b"], [])) == ["a", "", "b"]
 
 
 def test_refused():

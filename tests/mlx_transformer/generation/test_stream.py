@@ -130,10 +130,10 @@ def test_pieces_are_whole_characters():
     for row in rows:
         got = list(pieces(tokenizer, row))
         assert "".join(got) == tokenizer.decode(row)
-        assert all(got)
+        assert len(row) <= len(got) <= len(row) + 1  # one for each id, then what stays incomplete
     # Every byte a token: three tokens, one character, one piece.
     bytes_ = [next(i for i in range(4, 260) if tokenizer.token(i) == letter) for letter in "æĿ±"]
-    assert list(pieces(tokenizer, bytes_)) == ["東"]
+    assert list(pieces(tokenizer, bytes_)) == ["", "", "東"]
 
 
 class Counting:
@@ -165,7 +165,7 @@ def test_a_published_decoder_s_pieces_in_linear_time(kind):
     for row in rows:
         got = list(pieces(tokenizer, row))
         assert "".join(got) == tokenizer.decode(row)
-        assert all(got)
+        assert len(row) <= len(got) <= len(row) + 1  # one for each id, then what stays incomplete
     for ids in ([bytes_[255]] * 2000, tokenizer.encode("the cat, 東京 " * 200), random_.choices(range(380), k=2000)):
         counting = Counting(tokenizer)
         assert "".join(pieces(counting, ids)) == tokenizer.decode(ids)
@@ -177,7 +177,7 @@ def test_a_first_space_that_is_dropped():
     words = ["▁one", "▁two", "▁three"]
     decode = lambda ids: "".join(words[i] for i in ids).replace("▁", " ").strip()  # noqa: E731
     tokenizer = SimpleNamespace(decode=decode, decodes_in_parts=False)
-    assert list(pieces(tokenizer, range(3))) == ["one", " two", " three"]
+    assert list(pieces(tokenizer, [0, None, 1, 2])) == ["one", "", " two", " three"]
 
 
 def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):

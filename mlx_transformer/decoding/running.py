@@ -1,0 +1,393 @@
+"""Outputs that are written side by side, whose rows join and leave a running batch between two steps.
+
+    prompts -> read in chunks, in turn -> rows of a batch -> a step of all rows -> the next token of each
+
+Each row has its own strategy, options and random draws, so its tokens are those that it has alone. `Prefixes` keeps the
+caches of rows that have ended: a prompt that begins as one of them computes its other tokens only.
+
+Shapes: R rows, L tokens of a prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.inputs import SOURCE_IDS, Sources
+from mlx_transformer.system.errors import UserError
+
+from .arrays import Array
+from .greedy import Greedy
+from .steps import Batch, Decoder, Model, PromptDecoder
+
+CHUNK = 128
+"""Most tokens of prompts that are read between two steps. Whole prompts are no faster: a chunk's activations stay in
+the processor's cache."""
+SLACK = 256
+"""Padded positions a row may have however short it is; beyond, at most half of a batch's positions are padding."""
+FEWEST = 16
+"""Tokens that a prompt must share with a kept cache: fewer are computed as fast as their cache is copied."""
+
+
+class NewToken(NamedTuple):
+    """A token that was decided. log_p: the model's own log-probability of it, whatever rules and temperature chose it;
+    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first."""
+
+    id: int
+    log_p: float = 0.0
+    likeliest: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(eq=False)
+class Output:
+    """One row: its prompt, what chooses its tokens, and those that nobody has taken yet.
+
+    batch: its input, as a batch of one row. likeliest: see `Running.write`. names: the id of each place of the logits;
+    None: the place itself. fed: new tokens in the cache. over: it ended, failed, or nobody wants more of it.
+    """
+
+    batch: Batch
+    strategy: Greedy
+    likeliest: int | None = None
+    names: NDArray | None = None
+    stop: int = 0
+    """Where reading ends: with the prompt, or before its last token (`Model.own_lengths`)."""
+    turn: int = 0
+    decoder: Decoder | None = None
+    read: int = 0
+    new: list[int] = field(default_factory=list)
+    fed: int = 0
+    waiting: deque[NewToken] = field(default_factory=deque)
+    over: bool = False
+    error: Exception | None = None
+
+    @property
+    def prompt(self) -> NDArray[np.int64]:
+        return next(iter(self.batch.sources))
+
+    @property
+    def limit(self) -> int:
+        return int(self.batch.limits[0])
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that are still to be read, in parts."""
+        return self.stop - self.read
+
+    @property
+    def length(self) -> int:
+        """Positions in its cache."""
+        return self.read + self.fed
+
+    @property
+    def cached(self) -> NDArray[np.int64]:
+        """The ids in its cache."""
+        return np.concatenate([self.prompt[: self.read], np.array(self.new[: self.fed], np.int64)])
+
+    def fail(self, error: Exception) -> None:
+        self.error, self.over = error, True
+
+    def take(self, token: int, finite: bool, logits: NDArray | None) -> None:
+        """Append the chosen token. logits (V,): for its log-probability."""
+        if not finite:
+            self.fail(UserError("the model's logits are not finite; check its weights"))
+            return
+        self.new.append(token)
+        self.over = self.over or token in self.strategy.rules.ends or len(self.new) >= self.limit
+        if token not in self.strategy.rules.ends:
+            self.waiting.append(_named(token, logits, self.likeliest, self.names))
+
+
+@dataclass(eq=False)
+class Rows:
+    """Rows that take their steps together. logits (R, V): of the next tokens; None: `tokens` (R,) are to be fed."""
+
+    decoder: Decoder
+    outputs: list[Output]
+    logits: Array | None
+    tokens: Array
+
+
+class Prefixes:
+    """Caches of rows that have ended, by their ids; beyond `most_bytes` the least recently used go. Any thread may
+    call."""
+
+    def __init__(self, config: TransformerConfig, most_bytes: int):
+        self.most = most_bytes // max(1, position_bytes(config))  # positions
+        self.kept: OrderedDict[int, tuple[NDArray[np.int64], PromptDecoder]] = OrderedDict()
+        self.lock, self.number = Lock(), 0
+
+    def longest(self, ids: NDArray[np.int64]) -> tuple[int, int, PromptDecoder] | None:
+        """The kept cache that shares the most first tokens with these ids: how many, of how many, and the cache."""
+        with self.lock:
+            shared = [(common(ids, kept), number) for number, (kept, _) in self.kept.items()]
+            count, number = max(shared, default=(0, 0))
+            if count < FEWEST:
+                return None
+            self.kept.move_to_end(number)
+            kept, decoder = self.kept[number]
+            return count, len(kept), decoder
+
+    def keep(self, ids: NDArray[np.int64], part: Callable[[], PromptDecoder]) -> None:
+        """Keep the cache of these ids, unless one that begins with them is there. part: makes a copy of it."""
+        if not FEWEST <= len(ids) <= self.most:
+            return
+        with self.lock:
+            for number, (kept, _) in self.kept.items():
+                if common(ids, kept) == len(ids):
+                    self.kept.move_to_end(number)
+                    return
+        own = part()
+        with self.lock:
+            for number in [n for n, (kept, _) in self.kept.items() if common(ids, kept) == len(kept)]:
+                del self.kept[number]
+            self.number += 1
+            self.kept[self.number] = ids, own
+            while self.positions > self.most:
+                self.kept.popitem(last=False)
+
+    @property
+    def positions(self) -> int:
+        return sum(len(ids) for ids, _ in self.kept.values())
+
+
+class Running:
+    """The running batch of a model, for one thread.
+
+    Rows whose prompts have been read take their steps together, if the model's decoders `join`. apart: each row takes
+    its steps alone, since its tokens might depend on its neighbours. chunk: tokens of prompts read between two steps;
+    a prompt is always cut at the multiples of it. prefixes: kept caches; rows that run are shared too. whole_chunks:
+    only whole chunks of a cache are shared, since a cut anywhere else would change the last bits of what follows.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        chunk: int = CHUNK,
+        prefixes: Prefixes | None = None,
+        apart: bool = False,
+        whole_chunks: bool = False,
+    ):
+        self.model, self.chunk, self.prefixes, self.whole_chunks = model, chunk, prefixes, whole_chunks
+        self.joins, self.shares = model.joins and not apart, model.joins and prefixes is not None
+        self.turns = 0
+        self.reading: list[Output] = []
+        self.batches: list[Rows] = []
+
+    def write(
+        self, batch: Batch, strategy: Greedy, likeliest: int | None = None, names: NDArray | None = None
+    ) -> Generator[NewToken | None]:
+        """Yield the new tokens of one input, and None as long as there is nothing yet.
+
+        A row without a token that waits takes a turn, which is one for all rows. So callers that ask for each row in
+        turn cause one step of them all. likeliest: tokens have log-probabilities, and so many of the likeliest with
+        theirs; None: neither. names: the id of each place of the logits; None: the place itself. A row leaves when its
+        iterator is closed.
+        """
+        output = Output(batch, strategy, likeliest, names, turn=self.turns - 1)
+        output.stop = len(output.prompt) - self.model.own_lengths
+        self.reading.append(output)
+        try:
+            while True:
+                if not output.waiting and not output.over:
+                    if output.turn == self.turns:
+                        self.turn()
+                    output.turn = self.turns
+                if output.waiting:
+                    yield output.waiting.popleft()
+                elif output.error is not None:
+                    raise output.error
+                elif output.over:
+                    return
+                else:
+                    yield None
+        finally:
+            output.over = True
+
+    def turn(self) -> None:
+        """Read a chunk of the prompts, and take a step of all rows whose prompts have been read."""
+        self.turns += 1
+        self._drop()  # whose readers have left
+        batches = self._joined([*self.batches, *self._read()])
+        for rows in batches:
+            if rows.logits is None:
+                self._guarded(rows.outputs, lambda rows=rows: self._step(rows))
+        self.batches = self._joined([rows for rows in batches if rows.logits is not None])
+        for rows in self.batches:
+            self._guarded(rows.outputs, lambda rows=rows: self._choose(rows))
+        self._drop()  # what has ended
+
+    def _drop(self) -> None:
+        for rows in self.batches:
+            self._leave(rows, [i for i, output in enumerate(rows.outputs) if output.over])
+        self.batches = [rows for rows in self.batches if rows.outputs]
+        self.reading = [output for output in self.reading if not output.over]
+
+    # Prompts.
+    def _read(self) -> list[Rows]:
+        """Read at most `chunk` tokens of the prompts, each in its turn; return the rows that have been read."""
+        left, begun = self.chunk, []
+        while self.reading and left > 0:
+            # The oldest and the shortest in turn: a long prompt keeps nobody waiting, and is read all the same.
+            output = self.reading[0] if self.turns % 2 else min(self.reading, key=lambda each: each.unread)
+            if output.decoder is None and self.shares:
+                self._guarded([output], lambda output=output: self._share(output))
+            end = self._end(output)
+            if left < self.chunk and end - output.read > left:
+                break
+            left -= end - output.read
+            self._guarded([output], lambda output=output, end=end: begun.extend(self._read_to(output, end)))
+            if not output.unread or output.over:
+                self.reading.remove(output)
+        return begun
+
+    def _end(self, output: Output) -> int:
+        """Where the next chunk of a prompt ends. An encoder reads the whole source."""
+        whole = output.stop
+        return whole if self.model.config.has_encoder else min(whole, (output.read // self.chunk + 1) * self.chunk)
+
+    def _read_to(self, output: Output, end: int) -> list[Rows]:
+        """Read the prompt up to `end`; the row, if that is the prompt's end."""
+        sources, xp, logits = output.batch.sources, self.model.arrays, None
+        decoder = output.decoder or self.model.reader()
+        if decoder is None:
+            first = sources if end == len(output.prompt) else _ids(sources, output.prompt[:end])
+            decoder, logits = self.model.start(first)
+        elif end > output.read:
+            logits = cast(PromptDecoder, decoder).extend(xp.asarray(output.prompt[None, output.read : end]))
+        output.read, output.decoder = end, decoder if end < output.stop else None
+        if end < output.stop:
+            return []
+        return [Rows(decoder, [output], logits, xp.asarray(output.prompt[end:].astype(np.int32)))]
+
+    def _share(self, output: Output) -> None:
+        """Begin with the longest part of the prompt, all but its last token, that is in another row's cache."""
+        ids = output.prompt[:-1]
+        running = [(other, rows.decoder, i) for rows in self.batches for i, other in enumerate(rows.outputs)]
+        running += [(other, other.decoder, 0) for other in self.reading if other.decoder is not None]
+        found = [(common(ids, other.cached), other.length, decoder, i) for other, decoder, i in running]
+        found += [(*kept, 0)] if self.prefixes and (kept := self.prefixes.longest(ids)) else []
+        count, length, decoder, row = max(found, key=lambda each: each[0], default=(0, 0, None, 0))
+        if self.whole_chunks:
+            count -= count % self.chunk
+        if decoder is not None and count >= FEWEST:
+            output.decoder, output.read = cast(PromptDecoder, decoder).part(row, count, length), count
+
+    # Steps.
+    def _step(self, rows: Rows) -> None:
+        rows.logits = rows.decoder.step(rows.tokens)
+        for output in rows.outputs:
+            if output.read < len(output.prompt):
+                output.read += 1
+            else:
+                output.fed += 1
+
+    def _joined(self, batches: list[Rows]) -> list[Rows]:
+        """Join batches whose rows are of similar lengths, and all have logits, or none."""
+        joined: list[Rows] = []
+        for rows in batches if self.joins else ():
+            fed = rows.logits is None
+            fitting = (o for o in joined if (o.logits is None) == fed and _fit(o.outputs, rows.outputs))
+            if (other := next(fitting, None)) is None:
+                joined.append(rows)
+                continue
+            cast(PromptDecoder, other.decoder).join(cast(PromptDecoder, rows.decoder))
+            both = lambda x, y: self.model.arrays.concatenate([x, y], axis=0)  # noqa: E731
+            other.tokens = both(other.tokens, rows.tokens) if fed else other.tokens
+            other.logits = None if fed else both(other.logits, rows.logits)
+            other.outputs += rows.outputs
+        return joined if self.joins else batches
+
+    def _choose(self, rows: Rows) -> None:
+        """Choose a token of each row. A lazy device computes the next step while the host reads this one's tokens."""
+        xp, outputs, logits = self.model.arrays, [*rows.outputs], rows.logits
+        assert logits is not None
+        chosen = [each.strategy.choose(logits[i : i + 1], len(each.new))[0] for i, each in enumerate(outputs)]
+        tokens, totals = (
+            xp.concatenate(each, axis=0) for each in (chosen, [output.strategy.total for output in outputs])
+        )
+        rows.logits, rows.tokens = None, tokens
+        if xp.lazy:
+            ending = [i for i, output in enumerate(outputs) if len(output.new) + 1 >= output.limit]
+            self._leave(rows, ending)
+            if rows.outputs:
+                self._step(rows)
+            xp.queue(tokens, totals, *([] if rows.logits is None else [rows.logits]))
+        is_scored = any(output.likeliest is not None for output in outputs)
+        scored = xp.numpy(xp.float32(logits)) if is_scored else None
+        finite = np.isfinite(xp.numpy(totals))
+        for i, (output, token) in enumerate(zip(outputs, xp.numpy(tokens).tolist(), strict=True)):
+            output.take(token, bool(finite[i]), None if scored is None else scored[i])
+
+    def _leave(self, rows: Rows, leaving: list[int]) -> None:
+        """Take these rows out of their batch, and keep their caches."""
+        if not leaving:
+            return
+        for i in leaving if self.shares else ():
+            output = rows.outputs[i]
+            if output.error is None:
+                part = lambda i=i, n=output.length: cast(PromptDecoder, rows.decoder).part(i, n, n)  # noqa: E731
+                with suppress(MemoryError):
+                    cast(Prefixes, self.prefixes).keep(output.cached, part)
+        live = [i for i in range(len(rows.outputs)) if i not in {*leaving}]
+        rows.outputs = [rows.outputs[i] for i in live]
+        if live:
+            places = self.model.arrays.asarray(np.array(live, np.int32))
+            rows.decoder.keep(places)
+            taken = lambda x: self.model.arrays.take(x, places, axis=0)  # noqa: E731
+            rows.logits, rows.tokens = None if rows.logits is None else taken(rows.logits), taken(rows.tokens)
+            if self.joins:
+                cast(PromptDecoder, rows.decoder).shrink([output.length for output in rows.outputs])
+
+    def _guarded(self, outputs: list[Output], work: Callable[[], None]) -> None:
+        """Do this work; if it fails, its rows end with the error, and the others go on."""
+        try:
+            work()
+        except Exception as error:  # raised where the row is read
+            for output in outputs:
+                output.fail(error)
+
+
+def common(a: NDArray, b: NDArray) -> int:
+    """How many first ids are the same.
+
+    >>> common(np.array([5, 6, 7]), np.array([5, 6, 8, 9]))
+    2
+    """
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if differ.size else length
+
+
+def position_bytes(config: TransformerConfig) -> int:
+    """Bytes of the keys and values of one position of a row, in float32."""
+    return 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in config.layers("decoder"))
+
+
+def _fit(some: list[Output], others: list[Output]) -> bool:
+    """Whether rows may be padded to the longest of them."""
+    lengths = [output.length for output in (*some, *others)]
+    return len(lengths) * max(lengths) <= 2 * sum(lengths) + SLACK * len(lengths)
+
+
+def _ids(sources: Sources, ids: NDArray) -> Sources:
+    return Sources(sources.config, {SOURCE_IDS.name: [ids]}, sources.start)
+
+
+def _named(token: int, logits: NDArray | None, likeliest: int | None, names: NDArray | None) -> NewToken:
+    id = token if names is None else int(names[token])
+    if logits is None or likeliest is None:
+        return NewToken(id)
+    exact = logits.astype(np.float64) - logits.max()
+    log_p = exact - np.log(np.exp(exact).sum())
+    first = np.argsort(-log_p, kind="stable")[:likeliest]
+    others = [(int(i if names is None else names[i]), float(log_p[i])) for i in first]
+    return NewToken(id, float(log_p[token]), others)
