@@ -22,8 +22,13 @@ the operations when it loads a graph; from then on the model is a float32 model.
 
 They compute w = scale * (q - zero), MLX computes scale * q + bias. Up to the rounding of one sum the results are equal
 if zero = -bias / scale is a whole number within q's type. MLX chooses its scales this way, unless it computed them in a
-lower precision or all weights of a group are far from zero. A matrix with such a group is unpacked on load, and so is a
-matrix with other readers than these two. 3-bit integers are stored in 4 bits, 5 and 6-bit integers in 8.
+lower precision or all weights of a group are far from zero; most of GGUF's types don't. A product with such groups
+takes the nearest whole number, and adds what is left of each group's weights, times the sum of its activations:
+
+    y = MatMulNBits(x, W) + (x S) rest        S (D, G): sums of groups; rest (G, O) = bias + scale * zero
+
+A table with such a group is unpacked on load, and so is a matrix with other readers than these two. 3-bit integers are
+stored in 4 bits, 5 and 6-bit integers in 8.
 
 If the checkpoint has an adapter (LoRA or DoRA), its trained matrices are added to the integers:
 
@@ -40,7 +45,7 @@ m / norm (O,).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -149,46 +154,76 @@ def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
         raise UserError(f"{folder}: is quantised; {halves[0]} takes more room than its integers: float32 or packed")
     if "packed" in precisions and not quantized:
         raise UserError(f"{folder}: isn't quantised; packed is for what mlx-transformer quantize writes")
-    if "packed" in precisions and all(zero_points(checkpoint.packed(name)) is None for name in quantized):
-        raise UserError(f"{folder}: no matrix has whole zero points: export it in float32, which is as small")
+    if "packed" in precisions and all(nearest_zeros(checkpoint.packed(name)) is None for name in quantized):
+        raise UserError(f"{folder}: no matrix is of integers in steps: export it in float32, which is as small")
 
 
 def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: str = DEFAULT_ACTIVATIONS) -> None:
-    """Use block operators for the quantised matrices with whole zero points, in a built graph without weights.
+    """Use block operators for quantised matrices, of tables those with whole zero points, in a built graph without
+    weights.
 
     `activations`: "int8" or "float32"; with float32 a product is slower than that of a float32 matrix, at any size.
     """
-    known: dict[str, bool] = {}
+    known: dict[str, Rest] = {}
+    sums: dict[tuple[ir.Graph | None, ir.Value, int], ir.Value] = {}
 
-    def fits(weight: ir.Value) -> bool:
+    def rest_of(weight: ir.Value) -> Rest:
         name = str(weight.name)
         if name not in known:
             is_quantised = name in checkpoint.quantization and weight is model.graph.initializers.get(name)
-            known[name] = is_quantised and zero_points(checkpoint.packed(name)) is not None
+            zero = nearest_zeros(checkpoint.packed(name)) if is_quantised else None
+            known[name] = "unpacked" if zero is None else "none" if zero[1] is None else "added"
         return known[name]
 
-    for lookup in lookups(model):
-        if fits(lookup.table):
+    looked_up = lookups(model)
+    for lookup in looked_up:
+        if rest_of(lookup.table) == "none":
             _look_up(model, lookup, checkpoint)
+    tables = {lookup.table.name for lookup in looked_up}
     for linear in linears(model):
-        if linear.rows and fits(linear.weight):
-            _multiply(model, linear, checkpoint, activations)
+        rest = rest_of(linear.weight)
+        if linear.rows and (rest == "none" or (rest == "added" and linear.weight.name not in tables)):
+            _multiply(model, linear, checkpoint, activations, sums if rest == "added" else None)
     RemoveUnusedNodesPass()(model)
+
+
+Rest = Literal["unpacked", "none", "added"]
+"""What becomes of the part of a matrix that whole zero points leave: nothing is left, it is added to the product, or
+the matrix is unpacked."""
+REST, SUMS = "rest", "sums_of"
+"""The suffix of that part's name, and the prefix of the name of the matrix that sums groups."""
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
     """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None for short floats, or if a group's isn't
     whole or doesn't fit."""
+    zero = nearest_zeros(packed)
+    return None if zero is None or zero[1] is not None else zero[0]
+
+
+def nearest_zeros(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None] | None:
+    """(zero points (O, G), rest (O, G)) with scale * (q - zero) + rest = scale * q + bias; None for short floats.
+
+    rest: None if every group's zero point is whole.
+    """
     if packed.biases is None:
         return None
     scales, biases = packed.scales.astype(np.float64), packed.biases.astype(np.float64)
-    zero = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
-    exact = np.abs(scales * zero + biases) <= TOLERANCE * np.abs(biases)
-    fitting = (zero >= 0) & (zero < 2 ** HELD_IN[packed.scheme.bits])
-    return zero.astype(np.uint8) if (exact & fitting).all() else None
+    nearest = np.rint(np.divide(-biases, scales, out=np.zeros_like(biases), where=scales != 0))
+    zero = np.clip(nearest, 0, 2 ** HELD_IN[packed.scheme.bits] - 1)
+    rest = scales * zero + biases
+    whole = (np.abs(rest) <= TOLERANCE * np.abs(biases)).all()
+    return zero.astype(np.uint8), None if whole else rest.astype(np.float32)
 
 
-def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activations: str) -> None:
+def _multiply(
+    model: ir.Model,
+    linear: Linear,
+    checkpoint: Checkpoint,
+    activations: str,
+    sums: dict[tuple[ir.Graph | None, ir.Value, int], ir.Value] | None,
+) -> None:
+    """sums: the sums of groups (..., G) made so far, of each x; None if the matrix has no rest."""
     add = Nodes(model, linear.node)
     rows, width = extent(linear.weight, 0), extent(linear.weight, 1)
     scheme = checkpoint.quantization[str(linear.weight.name)]
@@ -196,8 +231,32 @@ def _multiply(model: ir.Model, linear: Linear, checkpoint: Checkpoint, activatio
     blocks = _stored(add, linear.weight, checkpoint, "blocks", (rows, groups, scheme.group_size * bits // 8))
     options = {"K": width, "N": rows, "bits": bits, "block_size": scheme.group_size}
     options["accuracy_level"] = ACTIVATIONS[activations]
+    if sums is not None:
+        name = f"{linear.weight.name}.{REST}"
+        late = LateWeight((), lambda: _rest(checkpoint.packed(str(linear.weight.name))), name)
+        rest = add.initializer(late_initializer(name, late, 0, (groups, rows), ir.DataType.FLOAT))
+        if (key := (linear.node.graph, linear.x, groups)) not in sums:
+            sums[key] = add("MatMul", linear.x, _sums(add, width, groups))
+            add.before()
+        added = add("MatMul", sums[key], rest)
     y = add("MatMulNBits", linear.x, *blocks, domain=CONTRIB, **options)
+    y = y if sums is None else add("Add", y, added)
     put_product(add, linear, added_each_pass(add, linear, y, checkpoint))
+
+
+def _sums(add: Nodes, width: int, groups: int) -> ir.Value:
+    """The matrix (D, G) that sums the groups of a row."""
+    ones = np.repeat(np.eye(groups, dtype=np.float32), width // groups, axis=0)
+    tensor = ir.tensor(ones, name=f"{SUMS}.{width}.{groups}")
+    value = ir.Value(name=tensor.name, shape=ir.Shape(ones.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    return add.initializer(value)
+
+
+def _rest(packed: Packed) -> list[NDArray[np.float32]]:
+    zero = nearest_zeros(packed)
+    assert zero is not None
+    assert zero[1] is not None
+    return [np.ascontiguousarray(zero[1].T)]
 
 
 def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
@@ -230,10 +289,10 @@ def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, sha
 
 def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     """The operators' form of a matrix: bytes (O, D * bits / 8), scales (O, G), zero points packed into bytes too."""
-    zero = zero_points(packed)
+    zero = nearest_zeros(packed)
     assert zero is not None
     bits = HELD_IN[packed.scheme.bits]
-    return in_bytes(packed.integers(), bits), packed.scales, in_bytes(zero, bits)
+    return in_bytes(packed.integers(), bits), packed.scales, in_bytes(zero[0], bits)
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

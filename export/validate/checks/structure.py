@@ -31,7 +31,7 @@ from export.interface import (
     STEP_CPU,
     TEXT_OUTPUTS,
 )
-from export.precision.packed import A, B
+from export.precision.packed import REST, SUMS, A, B
 from export.validate.engines.protocol import Engine
 from export.validate.engines.stored import OnnxFiles
 from mlx_transformer.core.config import TransformerConfig
@@ -264,8 +264,9 @@ def _beside_others(nodes: list[onnx.NodeProto]) -> int:
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products of adapters beside integer matrices."""
+    """Count the products beside integer matrices: of adapters, and of what their zero points leave."""
     # A Reshape: a search reads its matrices through one (search/placement.py).
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
-    return sum(any(name.rpartition(".")[2] in (A, B) for name in names) for names in read)
+    beside = (A, B, REST)
+    return sum(any(name.rpartition(".")[2] in beside or name.startswith(SUMS) for name in names) for names in read)

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 from export.graph.protos import constant_part, initializers
 from export.precision.int8 import BY_ROW, IN_STEPS, WHOLE
-from export.precision.packed import GAIN, TOLERANCE, A, B, branch, delta_of, from_bytes, merged, zero_points
+from export.precision.packed import GAIN, REST, TOLERANCE, A, B, branch, delta_of, from_bytes, merged, nearest_zeros
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
 from export.precision.row_length import without_zeros
 from export.targets.session import Session
@@ -116,7 +116,9 @@ def matrices(
             (rows, width), data = names[name], np.asarray(data)
             bits, scales = data.size * 8 // (rows * width), np.asarray(tensors[f"{name}.scales"])
             zeros = from_bytes(np.asarray(tensors[f"{name}.zeros"]).reshape(rows, -1), bits)[:, : scales.shape[1]]
-            matrix = _matrix(from_bytes(data.reshape(rows, -1), bits), scales, zeros)
+            rest = tensors.get(f"{name}.{REST}")
+            q, rest = from_bytes(data.reshape(rows, -1), bits), None if rest is None else np.asarray(rest).T
+            matrix = _matrix(q, scales, zeros, rest)
             adapter = {part: np.asarray(tensors[part]) for k in (A, B, GAIN) if (part := f"{name}.{k}") in tensors}
             yield name, kind, merged(name, matrix, adapter)
 
@@ -154,20 +156,26 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
 
 
 def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scale * (q - zero), the operators' matrix, if it equals `dense` except for rounding; else `dense`."""
-    zero = zero_points(packed)
+    """Return scale * (q - zero) + rest, the operators' matrix, if only rounding tells it from `dense`; else `dense`."""
+    zero = nearest_zeros(packed)
     if zero is None or packed.biases is None:
         return dense
-    matrix = _matrix(packed.integers(), packed.scales, zero)
+    matrix = _matrix(packed.integers(), packed.scales, *zero)
     largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
     near = np.abs(matrix - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
     return matrix if near.all() else dense
 
 
-def _matrix(q: NDArray[np.uint8], scales: NDArray[np.float32], zeros: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _matrix(
+    q: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.uint8],
+    rest: NDArray[np.float32] | None,
+) -> NDArray[np.float32]:
     group = q.shape[1] // scales.shape[1]
     difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
-    return difference * np.repeat(scales, group, axis=1)
+    matrix = difference * np.repeat(scales, group, axis=1)
+    return matrix if rest is None else matrix + np.repeat(rest, group, axis=1)
 
 
 def unread(tensor: onnx.TensorProto, folder: Path) -> Stored:

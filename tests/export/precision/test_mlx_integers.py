@@ -79,8 +79,9 @@ def test_packed_logits_are_near_with_int8_activations(model, tmp_path):
     assert 1e-5 < np.abs(near - exact).max() / np.abs(exact).max() < 0.05
 
 
-def test_groups_without_whole_zero_points_keep_the_exact_form(tmp_path):
-    """From bfloat16, or where all weights of a group have one sign, MatMulNBits would be another matrix."""
+def test_groups_without_whole_zero_points(tmp_path):
+    """From bfloat16, or where all weights of a group have one sign: a product adds what whole zero points leave, and a
+    table is unpacked."""
     config = wide()
     weights = random_weights(config)
     one_sign, half = "decoder.layers.0.self_attention.key_proj.weight", "encoder.layers.0.feed_forward.up_proj.weight"
@@ -88,17 +89,22 @@ def test_groups_without_whole_zero_points_keep_the_exact_form(tmp_path):
     save_checkpoint(tmp_path / "plain", config, weights, force=True)
     quantize_checkpoint(tmp_path / "plain", tmp_path / "q", Scheme(64, 8), force=True)
     stored = dict(open_checkpoint(tmp_path / "q").stored())
-    biases = half.replace(".weight", ".biases")
-    stored[biases] = stored[biases] * np.float32(1.001)
+    for name in (half, "embedding.weight"):
+        biases = name.replace(".weight", ".biases")
+        stored[biases] = stored[biases] * np.float32(1.001)
     save_checkpoint(
         tmp_path / "q", config, stored, quantization=open_checkpoint(tmp_path / "q").quantization, force=True
     )
     export_onnx(tmp_path / "q", tmp_path / "onnx", precision="packed", force=True)
-    made = set()
+    made, rests = set(), set()
     for path in (tmp_path / "onnx" / "onnx").glob("*.onnx"):
         graph = onnx.load(path, load_external_data=False).graph
         made |= {output for node in graph.node for output in node.output} & parameter_shapes(config).keys()
-    assert made == {one_sign, half}
+        rests |= {tensor.name for tensor in graph.initializer if tensor.name.endswith(".rest")}
+    assert made == {"embedding.weight"}
+    assert rests == {f"{one_sign}.rest", f"{half}.rest"}
+    report = compare(tmp_path / "q", tmp_path / "onnx", ["onnxruntime"], longest=12, threads=1, searches=False)
+    assert report.equal, (report.seed, report.failures())
 
 
 @pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), SMALL_GROUP])
