@@ -66,7 +66,8 @@ def run(name: str, change: Change, project: Path) -> Seen:
 def _tested(name: str, change: Change, project: Path) -> Seen:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-rf", "--tb=no", "-m", "not slow"]
     command = [sys.executable, "-B", "-m", "pytest", *options, *named_by(change.row)]
-    environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(project)}
+    environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    environment |= {"HOME": str(project), "MUTATED": "1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS)
     failed = [line for line in done.stdout.splitlines() if line.startswith(FAILED)]
     names = tuple(line.removeprefix(FAILED).partition(" - ")[0].partition("::")[2] for line in failed)
