@@ -56,3 +56,8 @@ class Classifier:
         """W (C, D), and b (C,) if there is a bias."""
         bias = self.layer.get("bias") if self.config.own_classifier else self.bias
         return [matrix(self.layer), *([] if bias is None else [bias])]
+
+    @property
+    def trained(self) -> bool:
+        """Whether a gradient is taken of W."""
+        return "weight" in self.layer.trainable_parameters()

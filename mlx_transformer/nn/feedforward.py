@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx import nn
@@ -73,7 +74,26 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.gated:
-            inner = self.activation(self.gate_proj(x)) * self.up_proj(x)  # (B, L, F)
+            gate, up = self.gate_proj(x), self.up_proj(x)  # (B, L, F)
+            inner = recomputed(self.product)(gate, up) if self.training else self.product(gate, up)
         else:
             inner = self.activation(self.up_proj(x))  # (B, L, F)
         return self.down_proj(self.dropout(inner))  # (B, L, D)
+
+    def product(self, gate: mx.array, up: mx.array) -> mx.array:
+        return self.activation(gate) * up
+
+
+def recomputed(function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """The same function of arrays; its gradient computes it again instead of storing what is within it."""
+
+    @mx.custom_function
+    def run(*inputs: mx.array) -> mx.array:
+        return function(*inputs)
+
+    @run.vjp
+    def gradient(inputs: Any, dy: mx.array, y: mx.array) -> Any:
+        # Not before the gradient has arrived here: all layers would be computed again at once.
+        return tuple(mx.vjp(function, mx.depends(list(inputs), [dy]), [dy])[1])
+
+    return cast(Callable[..., mx.array], run)

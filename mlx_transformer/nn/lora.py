@@ -12,6 +12,8 @@ Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from copy import copy
 from dataclasses import asdict
 from functools import cache
 from typing import Any, cast
@@ -36,9 +38,7 @@ def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
     """
     model.freeze()
     modules: dict[str, Any] = dict(model.named_modules())
-    layers: dict[str, nn.Module] = {
-        path: recast(module, Integers) for path, module in modules.items() if type(module) is nn.QuantizedLinear
-    }
+    layers = {path: recast(m, FROZEN[type(m)]) for path, m in modules.items() if _is_narrow(m)}
     modules |= layers
     for path in config.targets:
         plain = modules[path]
@@ -90,9 +90,23 @@ def row_norms(layer: Any) -> mx.array:
 class Integers(nn.QuantizedLinear):
     """A quantised linear map that dequantises its weight for a product with many rows, where that is faster."""
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self: Any, x: mx.array) -> mx.array:
         y = _product(self, x)
         return y + self.bias if "bias" in self else y
+
+
+class SixteenBits(nn.Linear):
+    """A linear map whose weight of 16 bits is widened for each product."""
+
+    __call__ = Integers.__call__
+
+
+FROZEN: dict[type[nn.Module], type[nn.Module]] = {nn.QuantizedLinear: Integers, nn.Linear: SixteenBits}
+"""{class of a frozen linear map of fewer than 32 bits: the class that takes its place in training}"""
+
+
+def _is_narrow(module: Any) -> bool:
+    return type(module) in FROZEN and module.weight.dtype != mx.float32
 
 
 @cache
@@ -130,7 +144,32 @@ def _update(layer: Any, x: mx.array) -> mx.array:
 
 def _product(layer: Any, x: mx.array) -> mx.array:
     """x W^T, (..., D) -> (..., O); without bias."""
-    if not isinstance(layer, nn.QuantizedLinear) or x.size >= tuning().unpack_from * x.shape[-1]:
-        return x @ matrix(layer, x.dtype).T
+    packed = isinstance(layer, nn.QuantizedLinear)
+    if not packed and layer.weight.dtype == x.dtype:
+        return x @ layer.weight.T
+    if not packed or x.size >= tuning().unpack_from * x.shape[-1]:
+        return _widened_product(layer)(x)
     how: Any = {"transpose": True, **asdict(scheme_of(layer))}
     return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))
+
+
+def _widened_product(layer: Any) -> Callable[[mx.array], mx.array]:
+    """x -> x W^T, for W in 16 bits or integers: widened for this product, and again for the gradient, not stored.
+
+    `mx.depends` delays that until x, or the gradient, is there: MLX would begin with all matrices of the network.
+    """
+
+    def wide(ready: mx.array) -> mx.array:
+        late = copy(layer)
+        [late.weight] = mx.depends([layer.weight], [ready])
+        return matrix(late, ready.dtype).astype(ready.dtype)
+
+    @mx.custom_function
+    def product(x: mx.array) -> mx.array:
+        return x @ wide(x).T
+
+    @product.vjp
+    def gradient(x: mx.array, dy: mx.array, y: mx.array) -> mx.array:
+        return dy @ wide(dy)
+
+    return cast(Callable[[mx.array], mx.array], product)

@@ -259,14 +259,18 @@ class Tokenizer:
         empty text is just the start token. control: spelled control tokens count as tokens, and a start token that a
         text begins with isn't doubled."""
         if control:
-            plain, (before, _) = [self.encode_control(text) for text in texts], self.ends
-            start = before if self.is_makers else [self.bos_id]
+            plain, start = [self.encode_control(text) for text in texts], self.start
             return [ids if start and ids[: len(start)] == start else [*start, *ids] or [self.bos_id] for ids in plain]
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return [[self.bos_id, *ids[:-1]] for ids in rows]
         behind = len(self.ends[1])
         return [ids[: len(ids) - behind] or [self.bos_id] for ids in rows]
+
+    @property
+    def start(self) -> list[int]:
+        """The start token before a decoder's texts; [] in a maker's vocabulary whose texts have none."""
+        return self.ends[0] if self.is_makers else [self.bos_id]
 
     def documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts that a decoder learns to write after a start token; the ids end with the end token."""

@@ -29,6 +29,8 @@ After = Callable[[mx.array], mx.array]
 """`Classifier.after`, an elementwise function of the products u."""
 MAX_LOGITS = 1 << 26
 """Most logits in a chunk: 256 MiB in float32."""
+FROZEN_LOGITS, FROZEN_ROWS = 1 << 22, 64
+"""The same for a classifier that isn't trained, whose gradient needs no sum over chunks; at least so many rows."""
 BYTES_PER_LOGIT = 16
 """Memory of a chunk per logit: the logit, its exponential, the softmax and its gradient."""
 BYTES_PER_CHANGED_LOGIT = 32
@@ -61,10 +63,10 @@ def label_smoothed_loss(
     """
     h, targets, counted = _flat(classifier.before(hidden), targets, pad_id)
     weights = classifier.weights
-    rows = _rows(weights[0], classifier.after, max_logits)
+    rows = _rows(classifier, weights[0], max_logits)
     function = _function(smoothing, classifier.after)
     if len(targets) > rows:
-        function = _in_chunks(function, rows)
+        function = _in_chunks(function, rows, classifier.trained)
     return function(h, targets, counted, *weights)[0]
 
 
@@ -83,7 +85,7 @@ def losses(
     h, targets, counted = _flat(classifier.before(hidden), targets, pad_id)
     smoothed = plain = mx.array(0.0)
     weight, *bias = classifier.weights
-    rows = _rows(weight, classifier.after, max_logits)
+    rows = _rows(classifier, weight, max_logits)
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
         (inputs,) = mx.depends([h[part]], [smoothed, plain])
@@ -105,10 +107,12 @@ def _flat(hidden: mx.array, targets: mx.array, pad_id: int) -> tuple[mx.array, m
     return hidden.reshape(-1, hidden.shape[-1]), mx.where(counted, targets, 0), counted.astype(mx.float32)
 
 
-def _rows(weight: mx.array, after: After, max_logits: int | None) -> int:
+def _rows(classifier: Classifier, weight: mx.array, max_logits: int | None) -> int:
     """Rows in a chunk; fewer if a logit takes more memory."""
-    most = MAX_LOGITS if max_logits is None else max_logits
-    return max(1, most * BYTES_PER_LOGIT // bytes_per_logit(after) // weight.shape[0])
+    most, width = MAX_LOGITS if max_logits is None else max_logits, weight.shape[0]
+    if not classifier.trained:
+        most = min(most, max(FROZEN_LOGITS, FROZEN_ROWS * width))
+    return max(1, most * BYTES_PER_LOGIT // bytes_per_logit(classifier.after) // width)
 
 
 def _product(h: mx.array, W: mx.array, *bias: mx.array) -> mx.array:
@@ -124,28 +128,33 @@ def _changes_nothing(after: After) -> bool:
     return after(u) is u
 
 
-def _in_chunks(function: Callable[..., tuple[mx.array, ...]], rows: int) -> Callable[..., tuple[mx.array, ...]]:
+def _in_chunks(
+    function: Callable[..., tuple[mx.array, ...]], rows: int, trained: bool
+) -> Callable[..., tuple[mx.array, ...]]:
     """Wrap the function of `_function` so that it works on `rows` rows at a time.
 
-    Returns (h, y, counted, W, b) -> (sum of nll, dh, dW, db).
+    Returns (h, y, counted, W, b) -> (sum of nll, dh, dW, db), without dW and db unless the classifier is `trained`.
     """
 
     @mx.custom_function
     def loss(h, y, counted, *weights):
-        loss_of_rows = mx.value_and_grad(lambda *inputs: function(*inputs)[0], (0, *range(3, 3 + len(weights))))
-        total, dh, sums = mx.array(0.0), [], [mx.zeros(weight.shape) for weight in weights]
+        learned = weights if trained else ()
+        loss_of_rows = mx.value_and_grad(lambda *inputs: function(*inputs)[0], (0, *range(3, 3 + len(learned))))
+        total, dh, sums = mx.array(0.0), [], [mx.zeros(weight.shape) for weight in learned]
         for start in range(0, len(y), rows):
             part = slice(start, start + rows)
             # The next chunk waits until only this chunk's gradients are left in memory.
             (inputs,) = mx.depends([h[part]], [total, *sums, *dh[-1:]])
-            nll, (part_dh, *gradients) = loss_of_rows(inputs, y[part], counted[part], *weights)
+            nll, found = loss_of_rows(inputs, y[part], counted[part], *weights)
+            part_dh, *gradients = found if learned else [found]
             total, sums = total + nll, [sum + gradient for sum, gradient in zip(sums, gradients, strict=True)]
             dh.append(part_dh)
-        return total, mx.concatenate(dh), *(sum.astype(weight.dtype) for sum, weight in zip(sums, weights, strict=True))
+        return total, mx.concatenate(dh), *(sum.astype(weight.dtype) for sum, weight in zip(sums, learned, strict=True))
 
     @loss.vjp
     def loss_vjp(primals, cotangents, outputs):
         dh, *gradients = [(cotangents[0] * gradient).astype(gradient.dtype) for gradient in outputs[1:]]
+        gradients = gradients or [mx.zeros_like(weight) for weight in primals[3:]]
         return dh, mx.zeros_like(primals[1]), mx.zeros_like(primals[2]), *gradients
 
     return cast(Callable[..., tuple[mx.array, ...]], loss)

@@ -102,8 +102,9 @@ def _pairs(text: TrainingText | ParallelText, how: Reading) -> Examples:
 
 
 def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list[bool]]]:
-    """Encode documents behind their prompts and the start token: (ids, which of them are learned). What a model with a
-    chat template reads as prompt and completion is a conversation of two messages, as in mlx-lm."""
+    """Encode documents behind their prompts and the start token, where texts of the vocabulary have one: (ids, which of
+    them are learned). What a model with a chat template reads as prompt and completion is a conversation of two
+    messages, as in mlx-lm."""
     rows: list[list[int]] = []
     learned: list[list[bool]] = []
     plain = how.tokenizer.prompts(text.prompts), how.tokenizer.documents(text.texts)
@@ -113,6 +114,7 @@ def _prompted(text: Documents, how: Reading) -> tuple[list[list[int]], list[list
             pair = zip(("user", ASSISTANT), (text.prompts[i], text.texts[i]), strict=True)
             entry = {"messages": [{"role": role, "content": content} for role, content in pair]}
         if entry is None:
+            before = before if text.prompts[i] else how.tokenizer.start
             row, own = [*before, *ids], [False] * len(before) + [True] * len(ids)
         elif how.chat is None:
             raise UserError("messages are written by a chat template: start from a checkpoint that has one")

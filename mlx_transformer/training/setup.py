@@ -39,7 +39,7 @@ from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import check_memory
 from mlx_transformer.system.progress import quiet_progress
-from mlx_transformer.system.tensors import to_float32
+from mlx_transformer.system.tensors import is_float, to_float32
 from mlx_transformer.text.chat import ChatTemplates
 from mlx_transformer.text.tokenizer import MIN_VOCAB_SIZE, Tokenizer, checked_tokenizer
 
@@ -138,8 +138,8 @@ class Start:
         return ChatTemplates(templates, settings.get(SPECIAL_TOKENS, {})) if templates else None
 
     def model(self, precision: str = "float32") -> Transformer:
-        """Make the model with its first weights in float32. Under an adapter quantised weights stay integers, and those
-        of 16 bits as they are if `precision`, which a step computes in, is of 16 bits too.
+        """Make the model with its first weights in float32. Under an adapter quantised weights stay integers, and
+        linear maps of 16 bits as they are; so does all else if `precision`, which a step computes in, is of 16 bits.
 
         Fresh weights and an adapter's A come from MLX's random state.
         """
@@ -164,7 +164,10 @@ class Start:
     def _adapted(self, base: Checkpoint, adapter: AdapterConfig, precision: str) -> Transformer:
         """Make the model with an adapter. If the recipe needs another head than the checkpoint's, it is fresh, and all
         its weights are trained."""
-        stored = dict((base.widened() if precision == "float32" else base).stored())
+        stored = dict(base.stored())
+        if precision == "float32":
+            stay = {f"{path}.weight" for path in linear_maps(base.config)} | base.quantization.keys()
+            stored = {n: a if n in stay or not is_float(a.dtype) else to_float32(a) for n, a in stored.items()}
         quantization, new = base.quantization, base.config.head != self.config.head
         if new:
             fresh = {n: a for n, a in Transformer(self.config).weights().items() if n.startswith(HEAD)}

@@ -71,6 +71,54 @@ def test_outputs_and_gradients_are_pytorchs(kind, compiled):
         np.testing.assert_allclose(np.array(value), GOLDEN[f"{kind}.{name}"], rtol=1e-5, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("stored", ["bfloat16", "integers"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_narrow_weight_gives_the_gradients_of_the_same_numbers_in_float32(kind, stored, compiled):
+    x, dy = mx.array(numbers(14, 2, 5, 64)), mx.array(numbers(13, 2, 5, 6))
+    plain = nn.Linear(64, 6)
+    if stored == "bfloat16":
+        plain.weight = plain.weight.astype(mx.bfloat16)
+    narrow = plain if stored == "bfloat16" else plain.to_quantized(64, 4)
+    single = nn.Linear(64, 6)
+    single.weight, single.bias = matrix(narrow).astype(mx.float32), plain.bias
+    found = []
+    for layer in (narrow, single):
+        mx.random.seed(3)
+        layer = adapted(layer, kind)
+        layer.lora_b = mx.array(numbers(16, 6, 3))
+
+        def run(x, layer=layer):
+            return mx.vjp(lambda x, *parts: _with(layer, parts)(x), [x, layer.lora_a, layer.lora_b], [dy])
+
+        found.append([np.array(array) for group in (mx.compile(run) if compiled else run)(x) for array in group])
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def _with(layer, parts):
+    layer.lora_a, layer.lora_b = parts
+    return layer
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("stored", ["bfloat16", "integers"])
+def test_a_few_frozen_weights_are_wide_at_a_time(stored):
+    """Not all 40, neither when a step begins nor from the forward to the backward pass; MLX allocates a few ahead."""
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(40)]
+    layers = [layer.to_quantized(64, 4) if stored == "integers" else layer for layer in layers]
+    model = nn.Sequential(*layers)
+    if stored == "bfloat16":
+        model.set_dtype(mx.bfloat16)
+    add_adapter(model, config("lora", tuple(f"layers.{i}" for i in range(40))))
+    x = mx.ones((8, 256))
+    mx.eval(model.parameters(), x)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(nn.value_and_grad(model, lambda x: model(x).sum())(x))
+    assert mx.get_peak_memory() - before < 16 * 256 * 256 * 4
+
+
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_adapter_changes_nothing(kind, bits):

@@ -90,6 +90,25 @@ def test_the_loss_in_chunks_is_the_loss(rows, cap, monkeypatch):
         np.testing.assert_allclose(np.array(ours), np.array(expected), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_a_frozen_classifier_has_smaller_chunks_and_no_gradient(cap, monkeypatch):
+    rng = np.random.default_rng(1)
+    h, w = (mx.array(rng.standard_normal(shape), mx.float32) for shape in ((40, 8), (V, 8)))
+    y = mx.array(rng.integers(0, 5, 40))
+    classifier = classifier_of(w, logit_cap=cap)
+    run = mx.value_and_grad(lambda h: label_smoothed_loss(h, classifier, y, 0.1, 0))
+    expected, gradient = run(h)
+    classifier.layer.freeze()
+    monkeypatch.setattr(losses, "FROZEN_LOGITS", 0)
+    monkeypatch.setattr(losses, "FROZEN_ROWS", 7)
+    products = []
+    monkeypatch.setattr(losses, "_product", lambda *inputs, whole=losses._product: products.append(1) or whole(*inputs))
+    loss, found = run(h)
+    assert len(products) == 14 if cap else 6
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    np.testing.assert_allclose(np.array(found), np.array(gradient), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_chunks_take_the_memory_of_one(cap, monkeypatch):

@@ -35,7 +35,7 @@ def bases(tmp_path_factory):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_base_of_sixteen_bits_keeps_them(bases, precision, tmp_path):
-    """In memory too if a step computes in them; the merged matrices are rounded to them."""
+    """In memory too, of linear maps always, of all else if a step computes in them; the merged matrices are rounded."""
     opened = open_checkpoint(bases["float32"])
     half = {name: array.astype(number_type("bfloat16")) for name, array in opened.tensors()}
     base = bases["float32"].parents[1] / "half"
@@ -43,7 +43,9 @@ def test_a_base_of_sixteen_bits_keeps_them(bases, precision, tmp_path):
     trainer = adapting(base, tmp_path / "run", steps=4, precision=precision, adapter_targets="*.query_proj")
     result = trainer.run()
     held = trainer.model.weights()
-    assert {held[name].dtype.name for name in half} == {precision}
+    maps = {f"{path}.weight" for path in linear_maps(opened.config)}
+    types = {name: "bfloat16" if name in maps else precision for name in half}
+    assert {name: held[name].dtype.name for name in half} == types
     assert all(held[name].tobytes() == array.astype(held[name].dtype).tobytes() for name, array in half.items())
     adapter = read_adapter(tmp_path / "run")
     assert {array.dtype for array in adapter.arrays.values()} == {np.dtype(np.float32)}

@@ -55,6 +55,17 @@ def test_prompts_and_completions_are_two_messages_where_there_is_a_template():
         read(chat, chat=None)
 
 
+@pytest.mark.parametrize(("kind", "start"), [("llama3", [BOS]), ("smollm2", [])])
+def test_a_text_begins_as_its_makers_do(kind, start):
+    """With a start token only where their tokenizer writes one, so that a run learns what `evaluate` scores."""
+    tokenizer = Tokenizer(makers_json(kind))
+    text, how = Documents(["the cat"], [""]), Reading(tokenizer, DataOptions(), CONFIG)
+    [ids], [own] = OBJECTIVES["language-model"].encoded(text, how)
+    assert ids == [*start, *tokenizer.documents(["the cat"])[0]]
+    assert ids[:-1] == tokenizer.prompts(["the cat"])[0]
+    assert own == [False] * len(start) + [True] * (len(ids) - len(start))
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_an_adapter_of_integers_learns_conversations_and_resumes(tmp_path):
     files = {"chat_template.jinja": CHAT.templates["default"]}
