@@ -17,7 +17,7 @@ from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
 
-from .quantize import matrix, with_rows
+from .quantize import matrix, recast, with_rows
 
 
 class Classifier:
@@ -57,7 +57,13 @@ class Classifier:
         bias = self.layer.get("bias") if self.config.own_classifier else self.bias
         return [matrix(self.layer), *([] if bias is None else [bias])]
 
+    def unpacked(self) -> Classifier:
+        """The classifier with its quantised weight dequantised."""
+        layer = recast(self.layer, nn.Linear if self.config.own_classifier else nn.Embedding)
+        layer.weight = matrix(self.layer)
+        return Classifier(self.config, layer, self.bias)
+
     @property
     def trained(self) -> bool:
-        """Whether a gradient is taken of W."""
-        return "weight" in self.layer.trainable_parameters()
+        """Whether a gradient is taken of W or b; a tied embedding's b is taken to be trained."""
+        return bool(self.layer.trainable_parameters()) or self.bias is not None

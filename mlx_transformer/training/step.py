@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_transformer.data.epochs import TrainingBatch
 from mlx_transformer.device import set_blas_threads
+from mlx_transformer.nn.classifier import Classifier
 from mlx_transformer.runtime.transformer import Transformer
 
 from .group import ALONE, Group
@@ -103,6 +104,11 @@ class TrainStep:
         self.arithmetic = arithmetic or Arithmetic()
         self.zero_start = ZeroStart(model)
         self.streams = optimizer.streams
+        self.frozen: Classifier | None = None
+        """A classifier that isn't trained, dequantised once for all steps and streams."""
+        classifier = self.zero_start.classifier(model.classifier()) if model.config.head.classifies else None
+        if self.streams and classifier and not classifier.trained and self.arithmetic.dtype == mx.float32:
+            self.frozen = classifier.unpacked()
         self.compilations = 0
         """Functions compiled so far, one for each shape of batches; 0 if steps are split over streams."""
         set_blas_threads(1)
@@ -186,7 +192,7 @@ class TrainStep:
         return self._loss_by(losses, targets, picked, inputs)
 
     def _loss_by(self, function: Callable[..., Any], targets: mx.array, picked: Input, inputs: Sequence[Input]) -> Any:
-        classifier = self.zero_start.classifier(self.model.classifier())
+        classifier = self.frozen or self.zero_start.classifier(self.model.classifier())
         hidden = self.model.hidden(*inputs)
         hidden = hidden if picked is None else mx.take_along_axis(hidden, picked[..., None], axis=1)
         return function(hidden, classifier, targets, self.smoothing, self.model.config.pad_id, self.max_logits)

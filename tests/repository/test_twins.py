@@ -54,6 +54,7 @@ ONLY_MLX = {
     "classifier.Classifier.among": "a graph's rows are taken by `output_rows`, maybe in another graph",
     "classifier.Classifier.product": "a graph's product is the network's, or that of rows of another graph",
     "classifier.Classifier.trained": "training",
+    "classifier.Classifier.unpacked": "training",
     "classifier.Classifier.weights": "training",
     "feedforward.FeedForward.product": "training computes it again for the gradient",
     "feedforward.recomputed": "training",
