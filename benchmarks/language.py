@@ -172,7 +172,7 @@ def measured(name: EngineName, folder: Path, rows: Rows, options: argparse.Names
     worker = Worker(name, str(options.llama.resolve()) if name.family == "llama" else python, folder, options.threads)
     try:
         length, count = WARM
-        worker.continued([row[:length] for row in rows], count)
+        worker.continued([row[-length:] for row in rows], count)  # another beginning: ours keeps what it has read
         answer = worker.continued(rows, options.new)
         run = Run(answer["first"], answer["total"], answer["outputs"], worker.loaded["load"], worker.peak())
     finally:

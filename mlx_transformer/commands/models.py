@@ -59,9 +59,8 @@ def open_model(
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
     if draft is not None:
-        opened.use_draft(
-            open_model(draft, threads=threads if _is_onnx(Path(draft), None, None) else None, verify=verify)
-        )
+        of_draft = threads if runs_onnx(Path(draft)) else None
+        opened.use_draft(open_model(draft, threads=of_draft, verify=verify))
     return opened
 
 

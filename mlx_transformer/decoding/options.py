@@ -106,8 +106,8 @@ class Options:
     start_id: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] | None = None
     """The decoder's first token, e.g. a language's for mBART; unset: the model's own."""
     speculate: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
-    """Guess so many tokens ahead and read them in one step: the same output, sooner where guesses are right, as in a
-    text that repeats its prompt. For a decoder alone; each text is then decoded by itself."""
+    """Guess so many tokens ahead and read them in one step: the same output up to rounding, sooner where guesses are
+    right, as in a text that repeats its prompt. For a decoder alone; each text is then decoded by itself."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
     """Most rows * beam * (source + new tokens) of a batch, which bounds the memory of its caches. Outputs are expected
     to be as long as their sources; those of a decoder-only model, as long as their limit."""

@@ -41,6 +41,15 @@ def test_generate_in_both_runtimes(models, call):
             assert alone[1] == texts[0]["text"] + "\n"
 
 
+@pytest.mark.parametrize("name", ["decoder", "decoder-onnx"])
+def test_guesses_change_no_text(name, models, call):
+    asked = "generate", models / name, "3 4 5 3 4", "--max-new-tokens", "12"
+    plain = call(*asked)
+    assert plain[0] == 0
+    for draft in ([], ["--draft", models / "decoder"], ["--draft", models / "decoder-onnx"]):
+        assert call(*asked, "--speculate", "3", *draft) == plain
+
+
 def test_fill_in_both_runtimes(models, call):
     found = [call("fill", models / name, "3 4 <mask> 6", "--top-k", "3") for name in ("encoder", "encoder-onnx")]
     assert found[0] == found[1]
@@ -114,6 +123,11 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["translate", "decoder", "x"], "translating needs an encoder-decoder; architecture='decoder' is for generate"),
         (["translate", "encoder-onnx", "x"], "architecture='encoder' is for fill"),
         (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
+        (["generate", "decoder", "x", "--draft", "text.txt"], "guesses tokens ahead: say how many, as --speculate 4"),
+        (
+            ["generate", "decoder", "x", "--speculate", "2", "--beam", "2"],
+            "--speculate 2 checks guesses of one hypothesis",
+        ),
         (["generate", "text.txt", "x"], "is a file; give a checkpoint folder or an ONNX folder"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
         (["to-huggingface", "decoder", "OUT"], "GPT-2 has no such model: positions='sinusoidal', GPT-2 has 'learned'"),
