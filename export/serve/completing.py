@@ -33,7 +33,7 @@ MAX_TOKENS = 16  # OpenAI's default
 LARGEST_N = 64
 MOST_LIKELIEST = 20
 DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+SETTINGS = "presence_penalty", "frequency_penalty", "repetition_penalty", "speculate"
 IGNORED = ("user", "prompt_cache_key", "safety_identifier")
 """Names of who asks, which change no answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {"logit_bias": ({},), "service_tier": ("auto", "default"), "store": (False,)}
@@ -52,7 +52,7 @@ def asked_fields(limit: int | None) -> dict[str, Any]:
         "stop": TEXTS,
         "max_tokens": most if limit else {name: value for name, value in most.items() if name != "default"},
         "n": number(1, "Outputs per prompt.", most=LARGEST_N),
-        **{name: search[name] for name in (*DRAWN, *PENALTIES)},
+        **{name: search[name] for name in (*DRAWN, *SETTINGS)},
         "temperature": {**search["temperature"], "minimum": 0, "description": "0 takes the likeliest tokens."},
         "seed": {name: value for name, value in search["seed"].items() if name != "default"},
         "stream": {**FLAG, "default": False, "description": "Send pieces as server-sent events."},
@@ -121,7 +121,7 @@ def refuse_others(values: Mapping[str, Any], form: Form, neutral: Mapping[str, t
 def _options(values: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Take the search's settings out of the values; they replace those of the model's folder. Temperature 0 takes the
     most likely token, and ignores top_p and the like."""
-    options |= {name: values.pop(name) for name in PENALTIES if name in values}
+    options |= {name: values.pop(name) for name in SETTINGS if name in values}
     drawn = {**DRAWN, "seed": SEED}
     drawn |= {name: values.pop(name) for name in drawn if name in values}
     options |= {"beam": 1, "sample": True, **drawn}

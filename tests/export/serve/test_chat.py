@@ -67,6 +67,7 @@ def events(answer):
             None,
         ),
         ({"temperature": 0, "frequency_penalty": 2, "max_tokens": 30}, {"frequency_penalty": 2, "max_new_tokens": 30}),
+        ({"temperature": 0, "speculate": 4, "max_tokens": 30}, {"max_new_tokens": 30}),
     ],
 )
 def test_answers_are_those_of_chat(shared, model, asked, options):

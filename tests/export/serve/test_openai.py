@@ -59,6 +59,8 @@ def test_greedy_completions_are_those_of_generate(shared, writer):
     assert len(ids[0]) == 1
     usual = shared.post(COMPLETIONS, json={**GREEDY, "prompt": "one two"}).json()
     assert usual["choices"][0]["text"] == writer.complete("one two", max_new_tokens=16)
+    guessed = shared.post(COMPLETIONS, json={**GREEDY, "prompt": "one two", "speculate": 3}).json()
+    assert guessed["choices"] == usual["choices"]
 
 
 def test_a_prompt_may_be_ids(shared, writer):
