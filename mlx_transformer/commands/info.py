@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             config = TransformerConfig.from_dict(values["config"])
         except UserError as error:
             raise UserError(f"{file}: {error}; export the model again") from error
-        facts |= _adapter_facts(values) | _left(values)
+        facts |= _adapter_facts(values) | _left(values) | _products(values, graphs)
         if (place := tokenizer_path(path)) is not None:
             tokenizer = Tokenizer.load(place)
             tokenizer.check_fits(config, str(path))
@@ -192,6 +193,21 @@ def _left(values: dict[str, Any]) -> dict[str, str]:
         return {LEFT: ", ".join(values["precisions"]["int8"]["float32"])}
     except (LookupError, TypeError):
         return {}
+
+
+def _products(values: dict[str, Any], graphs: Path) -> dict[str, str]:
+    """Say how integers are multiplied: in which precisions, and how this processor sums products of bytes."""
+    from export.interface import PROMPT_CPU
+    from export.precision.table import PRECISIONS
+
+    held = [name for name in PRECISIONS if name in (values.get("precisions") or {}) and PRECISIONS[name].bits <= 8]
+    if not held or find_spec("onnxruntime") is None:
+        return {}
+    from export.validate.engines.onnxruntime_engine import integer_kernel
+
+    apart = [name for name in held if (graphs / f"{PROMPT_CPU}{PRECISIONS[name].suffix}.onnx").is_file()]
+    prompts = [f"; {name}'s prompts in {PRECISIONS[name].prompts}" for name in apart]
+    return {"integer products": f"{', '.join(held)}{''.join(prompts)}; on this processor {integer_kernel()}"}
 
 
 def _digests(folder: Path) -> str:

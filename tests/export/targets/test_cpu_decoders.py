@@ -3,6 +3,7 @@ join and leave, at every cut of a prompt."""
 
 from __future__ import annotations
 
+import io
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from combined import thinned
+from rich.console import Console
 from small_models import DECODER, SIZES, random_weights
 
 from export import OnnxTransformer, export_onnx
+from export.package.plan import describe_graphs
 from export.targets.cpu import texts as runtime
 from export.validate import compare
+from mlx_transformer.commands.info import describe
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import UserError
 
 WIDE: dict[str, Any] = dict(d_model=64, heads=4, key_value_heads=2, d_k=16, d_v=16, positions="rotary", norm="rmsnorm")
 WIDE |= dict(norm_placement="pre", gated=True, activation="silu", vocab_size=90)
@@ -158,3 +163,21 @@ def test_a_conversation_goes_on_where_it_was(model: OnnxTransformer, monkeypatch
         assert model.generate(turns[:3], max_new_tokens=4, min_new_tokens=4) == [
             turn[len(before) : -2] for before, turn in pairwise(turns)
         ]
+
+
+def test_integers(tmp_path: Path) -> None:
+    """int8 in one graph; int4's prompts in int8, in a graph of their own that shares the table; `info` says so."""
+    checkpoint, _ = written(tmp_path, MODELS["turned inside"])
+    folder = export_onnx(checkpoint, tmp_path / "both", target="cpu", precision=["int8", "int4"], accept_loss=True)
+    graphs = {name: set(OnnxTransformer(folder, threads=1, precision=name).sessions) for name in ("int8", "int4")}
+    assert graphs == {"int8": {"step_cpu"}, "int4": {"step_cpu", "prompt_cpu"}}
+    report = compare(checkpoint, folder, [f"onnxruntime:cpu:all:{name}" for name in graphs], seed=3, threads=1)
+    assert report.equal, report.failures()
+    (folder / "onnx" / "prompt_cpu_q4.onnx").rename(tmp_path / "away.onnx")
+    with pytest.raises(UserError, match=r"prompt_cpu_q4.onnx missing; export the model again"):
+        OnnxTransformer(folder, precision="int4")
+    (tmp_path / "away.onnx").rename(folder / "onnx" / "prompt_cpu_q4.onnx")
+    out = io.StringIO()
+    Console(file=out, width=200).print(describe(folder, describe_graphs))
+    assert "int8, int4; int4's prompts in int8; on this processor " in out.getvalue()
+    assert not (folder / "genai_config.json").exists()
