@@ -241,7 +241,8 @@ class QuantizeSettings:
     """Integers (affine), or short floats."""
     method: Literal["nearest", "search", "gptq"] = "nearest"
     """How integers are chosen: nearest to each weight, as MLX does; nearest with the best of several ranges for each
-    group (search); or so that outputs for --text change least (gptq)."""
+    group (search); or so that outputs for --text change least (gptq). With the last two embeddings and classifier have
+    8 bits, unless --bits is a mean."""
     text: Path | None = field(default=None, metadata={"check": check_text})
     """Text like the model's later input, one a line: half of it calibrates, the other half judges what is lost."""
     accept_loss: bool = False

@@ -1,7 +1,8 @@
 """Quantise a checkpoint: store its matrices as integers, with a scale and a bias per group.
 
     nearest        each number to its nearest integer, as MLX does
-    search, gptq   `rounding.py`; gptq reads the second moments of a text
+    search, gptq   `rounding.py`; gptq reads the second moments of a text. Embeddings and classifier have 8 bits, as in
+                   the precision int4 of `export`
 
 Text's even lines calibrate, its odd lines judge: the quantised model is compared with the float one, token by token.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from mlx_transformer.core.checkpoint import CHECKPOINT, WEIGHTS, open_checkpoint, resolve, save_checkpoint
 from mlx_transformer.core.outputs import claim
-from mlx_transformer.core.parameters import embedding_names, quantizable_shapes
+from mlx_transformer.core.parameters import embedding_names, output_weight_name, quantizable_shapes
 from mlx_transformer.core.quantization import Packed, Quantization, Scheme, described
 from mlx_transformer.generation.likelihood import Divergence, divergence
 from mlx_transformer.generation.settings import files_with_weights
@@ -96,6 +97,9 @@ def quantize_checkpoint(
         raise UserError(f"mode {scheme.mode}: is rounded to nearest; other methods and mixed bits are for mode affine")
     text, shapes = checked_tokenizer(checkpoint), quantizable_shapes(checkpoint.config)
     chosen = _divided(shapes, scheme)
+    if how.method != "nearest" and how.bits is None:
+        tables = embedding_names(checkpoint.config) | {output_weight_name(checkpoint.config)}
+        chosen |= {name: replace(scheme, bits=MOST_BITS) for name in tables & chosen.keys()}
     model = Transformer.load(checkpoint.folder)
     modules = dict(model.named_modules())
     for name in chosen:  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
