@@ -23,6 +23,9 @@ from mlx_transformer.families.languages import LANGUAGE
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 BERT: dict[str, Any] = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+DISTILBERT: dict[str, Any] = dict(dim=8, n_layers=1, n_heads=2, hidden_dim=8)
+SIZES = {**dict.fromkeys(ENCODERS, BERT), **dict.fromkeys(("t5", "mt5", "umt5"), published_text.T5)}
+SIZES["distilbert"] = DISTILBERT
 SOME = 12
 """So many lines are cut."""
 
@@ -32,11 +35,11 @@ def makers(random: Random, folder: Path) -> None:
     name = random.choice(FOLDERS)
     facts, kind = (json.loads((GOLDEN / name / file).read_text("utf-8")) for file in ("texts.json", "config.json"))
     special, model_type = facts["special"], kind["model_type"]
-    sizes = published_text.T5 if model_type == "t5" else BERT if model_type in ENCODERS else published_text.STACKS
+    sizes = SIZES.get(model_type, published_text.STACKS)
     ids = {"pad_token_id": special["pad"], "eos_token_id": special["eos"]}
     if model_type not in ENCODERS:
         ids["decoder_start_token_id"] = special[STARTS[model_type]]
-    elif model_type == "bert":
+    elif model_type in ("bert", "distilbert"):
         del ids["eos_token_id"]
     values = {"model_type": model_type, **sizes, **ids, "vocab_size": facts["size"] + 110}
     theirs = published_text.write_model(folder / "theirs", values)

@@ -11,8 +11,8 @@ from mlx_transformer.families.folder import read_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "mlx_transformer" / "families" / "golden_tokens"
 FOLDERS = sorted(folder.relative_to(GOLDEN).as_posix() for folder in GOLDEN.glob("v*/*"))
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-STARTS = {"t5": "pad", "pegasus": "pad", "marian": "pad", "bart": "eos", "mbart": "eos", "m2m_100": "eos"}
+ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "modernbert")
+STARTS = {"t5": "pad", "mt5": "pad", "umt5": "pad", "pegasus": "pad", "marian": "pad", "bart": "eos", "mbart": "eos", "m2m_100": "eos"}
 
 
 def golden(name: str, where: Path = GOLDEN) -> tuple[dict[str, Any], str, TransformerConfig]:

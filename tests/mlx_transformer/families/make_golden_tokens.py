@@ -41,6 +41,8 @@ KINDS = {
     "t5": ("T5TokenizerFast", "t5"),
     "t5-slow": ("T5Tokenizer", "t5"),
     "t5-new": ("T5Tokenizer", "t5"),
+    "mt5": ("MT5TokenizerFast", "mt5"),
+    "umt5": ("T5TokenizerFast", "umt5"),
     "pegasus": ("PegasusTokenizerFast", "pegasus"),
     "nllb": ("NllbTokenizerFast", "m2m_100"),
     "mbart": ("MBartTokenizerFast", "mbart"),
@@ -52,11 +54,14 @@ KINDS = {
     "xlm-roberta-slow": ("XLMRobertaTokenizer", "xlm-roberta"),
     "bert": ("BertTokenizerFast", "bert"),
     "bert-slow": ("BertTokenizer", "bert"),
+    "distilbert": ("DistilBertTokenizerFast", "distilbert"),
+    "modernbert": ("PreTrainedTokenizerFast", "modernbert"),
 }
 ONCE = ("t5-slow", "t5-new", "xlm-roberta-slow", "bert-slow")
 """Of version 4 alone: version 5 has one class for each."""
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LANGUAGES = {"nllb": ("eng_Latn", "deu_Latn"), "mbart": ("en_XX", "de_DE"), "m2m100": ("en", "de")}
-FEW = {"t5": {"extra_ids": 8}, "pegasus": {"offset": 7}}
+FEW = {"t5": {"extra_ids": 8}, "mt5": {"extra_ids": 0}, "umt5": {"extra_ids": 8}, "pegasus": {"offset": 7}}
 # What a normaliser replaces, one letter each: there transformers and SentencePiece agree.
 RULES = [(0xA0, " "), (0x3000, " "), (9, " "), *((code, chr(code - 0xFEE0)) for code in range(0xFF21, 0xFF5B))]
 
@@ -80,7 +85,7 @@ def pieces(path: Path, size: int = 600, **options) -> list[str]:
 
 def write_base(folder: Path, name: str) -> None:
     """The files that a family's makers ship."""
-    if name.startswith("t5") or name == "pegasus":
+    if name.startswith("t5") or name in ("pegasus", "mt5", "umt5"):
         pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     elif name in LANGUAGES or name.startswith("xlm"):
         kind = "bpe" if name == "nllb" else "unigram"
@@ -101,14 +106,29 @@ def write_base(folder: Path, name: str) -> None:
         model = json.loads(backend.to_str())["model"]
         write_json(folder / "vocab.json", {**model["vocab"], "<mask>": len(model["vocab"])})
         (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{' '.join(m)}\n" for m in model["merges"]))
+    elif name == "modernbert":
+        names = dict(zip(("pad", "unk", "cls", "sep", "mask"), WORDS, strict=True))
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.normalizer = tokenizers.normalizers.NFC()
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        train(backend, trainers.BpeTrainer(vocab_size=500, special_tokens=WORDS, initial_alphabet=alphabet))
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B [SEP]",
+            special_tokens=[(token, WORDS.index(token)) for token in ("[CLS]", "[SEP]")],
+        )
+        backend.add_special_tokens([AddedToken("[MASK]", special=True, normalized=False, lstrip=True)])
+        backend.save(str(folder / "tokenizer.json"))
+        write_json(folder / "tokenizer_config.json", {f"{role}_token": token for role, token in names.items()})
     else:
-        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
         backend.normalizer, backend.pre_tokenizer = (
             tokenizers.normalizers.BertNormalizer(),
             pre_tokenizers.BertPreTokenizer(),
         )
-        train(backend, trainers.WordPieceTrainer(vocab_size=900, special_tokens=special))
+        train(backend, trainers.WordPieceTrainer(vocab_size=900, special_tokens=WORDS))
         tokens = sorted(backend.get_vocab().items(), key=lambda each: each[1])
         (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in tokens), encoding="utf-8")
 
@@ -144,7 +164,7 @@ def lines() -> list[str]:
         plain = [*every, *mixed, *ODD]
     found = [*plain, " two  spaces", "\uff21\uff22\u3000x"]
     for i, line in enumerate(plain):
-        token, other = TOKENS[i % 3].content, TOKENS[(i + 1) % 3].content
+        token, other = (TOKENS[j % len(TOKENS)].content for j in (i, i + 1))
         found += [f"{line} {token} {line}", f"{token}{line}", f"{line[:5]}{token}", f"x{token}{other} y {other}."]
     return found
 
