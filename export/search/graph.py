@@ -19,12 +19,13 @@ from export.targets.table import target_of
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
+from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuRecurrentDecoder, CpuTreeDecoder, RecurrentDecoder, TreeDecoder
 from .metadata import inputs_of
 from .options import OptionInputs, Vocabulary, set_defaults
 from .pieces import PieceOps, has_pieces
 from .steps import READ, WRITTEN, run
-from .text import ByteLevelOps, BytePairOps, is_blank, is_byte_level
+from .text import BytePairOps, is_blank
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """The decoder's step by kind of operators: standard, or ONNX Runtime's own, which measured faster on its CPU."""

@@ -1,21 +1,22 @@
 """Text in and out of a search graph with a SentencePiece vocabulary.
 
 SentencepieceTokenizer of onnxruntime-extensions contains SentencePiece itself. It cuts text with a model rebuilt from
-tokenizer.json; standard operators look up tokens of the vocabulary missing in this model. The ids are those of
-`text/sentencepiece_tokenizer.py`; where that module differs from SentencePiece, as it says, they are SentencePiece's.
+tokenizer.json; standard operators look up tokens of the vocabulary missing in this model. Where spaces become something
+else than SentencePiece makes of them, and where added tokens are looked for in normalised text, text is normalised
+before (`charsmap.py`). The ids are those of `text/sentencepiece_tokenizer.py`; where that module differs from
+SentencePiece, as it says, they are SentencePiece's.
 
 Its other operators fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty text, and
 SentencepieceDecoder takes one row, and writes <unk> as U+2047.
 
-Shapes: B lines, N tokens of all lines, R texts to write, T their tokens.
+Shapes: B lines, W parts of all lines, N tokens of all lines, R texts to write, T their tokens.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.text.added_tokens import WHOLE, AddedToken, added_tokens
+from mlx_transformer.text.added_tokens import CUT, WHOLE, AddedToken, added_tokens, mark_of
 from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.sentencepiece import (
     BPE,
@@ -36,22 +37,25 @@ from mlx_transformer.text.sentencepiece import (
     NORMAL,
     UNIGRAM,
     UNKNOWN,
-    USER_DEFINED,
     Piece,
     SentencePiece,
-    replacements,
     sentencepiece_bytes,
 )
 from mlx_transformer.text.sentencepiece_tokenizer import (
     ENDED_SPACES_PATTERN,
+    INNER_SPACES_PATTERN,
+    MARKED_END,
+    RUNS_OF_SPACES,
+    SPACES_PATTERN,
     WHITE_ENDS,
     WHITE_SPACE,
     is_sentencepiece,
     patterns_of,
 )
-from mlx_transformer.text.sentencepiece_tokenizer import WHITE as WHITE_CHANGES
 from mlx_transformer.text.tokenizer import Tokenizer
 
+from .added import PYTHONS_WHITE, Parts, parts_of
+from .charsmap import IDENTITY, normalized, pieces_of
 from .text import (
     CODE_TEXTS,
     END,
@@ -59,17 +63,26 @@ from .text import (
     SEPARATOR,
     WHITE,
     TextOps,
-    custom,
     integer,
-    one_of,
     replaced,
-    split,
     strings,
     value_of,
     well_formed,
 )
 
 SPACE = "▁"
+BEGUN, OPEN, CLOSE = "\U0010fffa", "\U0010fffb", "\U0010fffc"
+"""Stand in text that is being written before each token, and on either side of an added one."""
+OF_RE2 = {
+    SPACES_PATTERN: {"^ +": "", "[ ▁]+$": "", " {2,}": " "},
+    INNER_SPACES_PATTERN: {"[ ▁]+$": "", " {2,}": " "},
+    ENDED_SPACES_PATTERN: {" {2,}": " "},
+    RUNS_OF_SPACES: {" {2,}": "▁"},
+    MARKED_END: {"[ ▁]+$": ""},
+    WHITE_ENDS: {f"[{WHITE}]+$": ""},
+    WHITE_SPACE: {f"[{WHITE}]": " "},
+}
+"""The expressions that replace spaces, as RE2 has them."""
 NEARER = 1e-3
 """Extra score of a piece of unknown letters for each pair of letters, so that the longest wins."""
 
@@ -87,22 +100,27 @@ class PieceOps(TextOps):
         self.positions, self.size = config.max_positions, config.vocab_size
         self.pad, self.unknown = whole.source.pad_id, whole.source.unk_id
         self.roles, self.known = roles_of(source), len(_scored(source))
-        self.whole, self.source = _whole(source), source
-        _check_whole(self.whole, source, whole)
-        self.surfaces = _surfaces(source) if "lookup" in self.roles else {}
+        self.source, self.changes, tokens = source, patterns_of(source), _whole(source)
+        self.python, roles = self.roles.get("strips") is True, self.roles
+        self.typed = [token for token in tokens if self.python or not token.normalized]
+        self.normal = [token for token in tokens if token not in self.typed]
+        self.inside = not self.normal and {*self.changes} <= {SPACES_PATTERN}
+        """Whether the operator normalises."""
+        self.surfaces = _surfaces(source) if "lookup" in roles else {}
         # An attribute is text, so in base64; the operator decodes it.
-        model = _model(source, self.surfaces, whole.source.eos_id)
-        self.changes = patterns_of(source)
-        self.after = [whole.source.eos_id] if ENDED_SPACES_PATTERN in self.changes else None
-        self.spaces, self.ends = _white(source, model.charsmap)
+        model = _model(source, self.surfaces, self.inside)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
-        known = {token.id for token in self.whole}
+        self.charsmap = b"" if self.inside else _charsmap(source)
+        self.after = [whole.source.eos_id]
+        known = {token.id for token in tokens}
         self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"] and x["id"] not in known}
         self._read_target(target, whole)
 
     def _read_target(self, target: Mapping[str, Any], whole: Tokenizer) -> None:
         """Read each id's spelling, which ids have none, and which are bytes."""
-        spelled = [text.replace(" ", "") if " " in text else text for text, _ in _scored(target)]
+        known = {token.id for token in _whole(target)}
+        texts = enumerate(text for text, _ in _scored(target))
+        spelled = [text.replace(" ", "") if " " in text and id not in known else text for id, text in texts]
         silent = {*whole.special_ids, *range(len(spelled), self.size + 1)}
         self.silent = np.array([id in silent for id in range(self.size + 1)])
         self.bytes = np.full(self.size + 1, SEPARATOR, np.int64)
@@ -110,96 +128,66 @@ class PieceOps(TextOps):
             self.bytes[[spelled.index(text) for text in BYTES]] = range(256)
         texts = ["" if id in silent else spelled[id] for id in range(self.size + 1)]
         inside, first = ([text.replace(SPACE, by) for text in texts] for by in (" ", ""))
-        begins_with_space = target["pre_tokenizer"]["prepend_scheme"] != "never"
+        begins_with_space = mark_of(target)["prepend_scheme"] != "never"
         self.spelling = [*inside, *(first if begins_with_space else inside), *CODE_TEXTS]
         """Each id's text, then each id's text at the beginning of a line, then the bytes."""
         self.strips = roles_of(target).get("strips") is True
+        spoken = [token for token in whole.added if not token.special and token.id in roles_of(target).get(WHOLE, ())]
+        self.apart = {token.id: token.content for token in spoken} if roles_of(target).get("apart") else {}
+        if self.apart and target["model"].get("byte_fallback"):
+            raise UserError(
+                "tokenizer.json: its added tokens have a space on either side in what is written, and its pieces are "
+                "bytes: no operator does both; export without text"
+            )
+        if self.apart:
+            each = [*range(self.size + 1)] * 2
+            marks = {id: f"{OPEN}{content}{CLOSE}" for id, content in self.apart.items()}
+            spelled = zip(each, self.spelling, strict=False)
+            made = ["" if id in silent else marks.get(id, f"{BEGUN}{text}") for id, text in spelled]
+            self.spelling[: len(made)] = made
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        if ENDED_SPACES_PATTERN in self.changes:
-            return self._by_parts(op, text)
-        has_prefixes = bool(self.roles.get("prefixes"))
-        first, text = self._prefix(op, text) if has_prefixes else (None, text)
-        if WHITE_SPACE in self.changes:
-            text = replaced(op, text, "white", self.spaces, " ")
-        elif WHITE_ENDS in self.changes:
-            text = replaced(op, text, "white", f"{self.ends}+$", "")
-        text = self._spaced(op, text) if self.whole else text
-        tokens, rows = self._cut(op, text, bos=has_prefixes, eos=True)
-        if self.whole:
-            tokens, rows = self._without_marks(op, tokens, rows)
+        parts, prefix = parts_of(op, text, "typed", self.typed, self.python), None
+        texts = parts.without_tokens(op)
+        if self.roles.get("prefixes"):
+            prefix, texts = self._prefix(op, texts)
+        if not self.inside:
+            texts = parts.without_tokens(op, self._normalized(op, texts))
+            parts = parts.apart(op, parts_of(op, texts, "normal", self.normal))
+            texts = self._begun(op, parts)
+        # The first token of a part is -1: in its place stands an added token or a prefix, or nothing.
+        texts = op.Where(op.GreaterOrEqual(parts.ids, 0), strings(op, "text.nothing", [""]), texts)
+        tokens, rows = pieces_of(op, texts, self.model, bos=True)
         if self.surfaces:
             tokens, rows = self._looked_up(op, tokens, rows)
         if self.roles.get("missing"):
             tokens = op.Where(op.Less(tokens, self.known), tokens, self.unknown)
-        start, end = op.Slice(rows, [0], [-1], [0]), op.Slice(rows, [1], [END], [0])  # (B,)
-        if first is not None:
-            tokens = op.ScatterElements(tokens, start, first, axis=0)
-            start = op.Add(start, integer(op, op.Less(first, 0)))
-        return tokens, start, op.Sub(end, start)
-
-    def _cut(self, op: Op, text: ir.Value, bos: bool, eos: bool) -> tuple[ir.Value, ir.Value]:
-        """Text (B,) to the tokens of all lines (N,), and where each line begins and the last one ends (B+1,). bos: of
-        id -1, a prefix's place."""
-        none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
-        flags = bos, eos, False, False  # not reversed, not numbered as in fairseq
-        values = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in flags)
-        tokens, rows = custom(op, "SentencepieceTokenizer", text, *none, *values, model=self.model, kinds="iI")
-        return integer(op, tokens), rows
-
-    def _by_parts(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """The same where text may end with a space, also before an added token: what stands between two of them is cut
-        by itself, with a space before it."""
-        if not self.whole:
-            tokens, rows = self._cut(op, self._begun(op, text), bos=False, eos=False)
-        else:
-            every = one_of(token.content for token in self.whole)
-            parts, first = split(op, self._close(op, text), "added", every)
-            parts = op.Concat(parts, strings(op, "text.one", ["."]), axis=0)  # the operator takes no empty list
-            ids = value_of(op, parts, {token.content: token.id for token in self.whole}, -1)
-            is_token = op.GreaterOrEqual(ids, 0)
-            # A space is one token, in whose place the added one is put.
-            begun = op.Where(is_token, strings(op, "text.blank", [" "]), self._begun(op, parts))
-            tokens, rows = self._cut(op, begun, bos=False, eos=False)
-            place = op.Compress(op.Slice(rows, [0], [-1], [0]), is_token, axis=0)
-            tokens = op.ScatterElements(tokens, place, op.Compress(ids, is_token, axis=0), axis=0)
-            rows = op.Gather(rows, first)  # (B+1,)
+        first = parts.ids if prefix is None else op.Max(parts.ids, prefix)
+        tokens = op.ScatterElements(tokens, op.Slice(rows, [0], [-1], [0]), first, axis=0)
+        kept = op.GreaterOrEqual(tokens, 0)
+        total = op.Concat([0], op.CumSum(integer(op, kept), 0), axis=0)
+        rows = op.Gather(op.Gather(total, rows), parts.first)  # (B+1,)
         start = op.Slice(rows, [0], [-1], [0])
-        return tokens, start, op.Sub(op.Slice(rows, [1], [END], [0]), start)
+        return op.Compress(tokens, kept, axis=0), start, op.Sub(op.Slice(rows, [1], [END], [0]), start)
 
-    def _begun(self, op: Op, text: ir.Value) -> ir.Value:
-        """Text (B,) with single spaces, and one before it."""
-        return replaced(op, replaced(op, text, "spaces", f"{self.spaces}+", " "), "begin", "(?s)^([^ ▁])", r" \1")
-
-    def _close(self, op: Op, text: ir.Value) -> ir.Value:
-        """Text (B,) without the white space that added tokens take with them."""
-        for flag, (before, behind) in {"lstrip": (f"[{WHITE}]+", ""), "rstrip": ("", f"[{WHITE}]+")}.items():
-            if flagged := [token.content for token in self.whole if getattr(token, flag)]:
-                text = replaced(op, text, flag, before + one_of(flagged) + behind, r"\1")
+    def _normalized(self, op: Op, text: ir.Value) -> ir.Value:
+        """Text (W,) in which spaces are what they become."""
+        text = normalized(op, text, self.charsmap) if self.charsmap else text
+        for i, pattern in enumerate(self.changes):
+            for j, (expression, by) in enumerate(OF_RE2[pattern].items()):
+                text = replaced(op, text, f"spaces.{i}.{j}", expression, by)
         return text
 
-    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
-        """Text (B,) without spaces before an added token; behind it one, where text begins with one there."""
-        text = self._close(op, text)
-        every = f"{self.ends}*" + one_of(token.content for token in self.whole)
-        if self.source["pre_tokenizer"]["prepend_scheme"] == "always":
-            return replaced(op, text, "added", f"{every}{self.spaces}*", r"\1 ")
-        return replaced(op, text, "added", every, r"\1")
-
-    def _without_marks(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Tokens (N,) and rows (B+1,) without marks of spaces that no text has: before an added token, and behind
-        another one or a line's beginning."""
-        whole = np.zeros(self.known + len(self.roles.get("missing", ())) + 1, np.int64)
-        whole[[-1, *(token.id for token in self.whole)]] = 1  # the last is for -1, which a line begins with
-        is_whole = op.Gather(table(op, "text.whole", lambda: whole), tokens)  # (N,)
-        after = op.Slice(op.Concat(is_whole, [0], axis=0), [1], [END], [0])
-        nothing, one = op.Mul(op.Concat(is_whole, [0], axis=0), 0), op.Add(op.Mul(rows, 0), 1)
-        begins = op.Slice(op.ScatterElements(nothing, rows, one, axis=0), [0], [-1], [0])
-        before = op.Max(begins, op.Slice(op.Concat([0], is_whole, axis=0), [0], [-1], [0]))
-        mark = [text for text, _ in _scored(self.source)].index(SPACE)
-        kept = op.Equal(op.Mul(op.Mul(integer(op, op.Equal(tokens, mark)), before), after), 0)
-        total = op.Concat([0], op.CumSum(integer(op, kept), 0), axis=0)
-        return op.Compress(tokens, kept, axis=0), op.Gather(total, rows)
+    def _begun(self, op: Op, parts: Parts) -> ir.Value:
+        """The texts with the space before them, or before the first of a line."""
+        text, scheme = parts.text, mark_of(self.source)["prepend_scheme"]
+        if mark_of(self.source) != self.source["pre_tokenizer"]:  # words
+            for name, (pattern, by) in {"ends": ("^ +| +$", ""), "runs": (" +", " "), "marked": (" ▁", "▁")}.items():
+                text = replaced(op, text, f"words.{name}", pattern, by)
+        begun = replaced(op, text, "begin", "(?s)^([^ ▁])", r" \1")
+        if scheme == "always":
+            return begun
+        return op.Where(parts.begins(op), begun, text) if scheme == "first" else text
 
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The id (B,) of a token such as >>deu<< at the beginning of a line, -1 without one, and the rest of the
@@ -222,11 +210,19 @@ class PieceOps(TextOps):
 
     def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
         texts = super().decode(op, sequences, blank)
-        ends = rf"^[{WHITE}\x{{1c}}-\x{{1f}}]+|[{WHITE}\x{{1c}}-\x{{1f}}]+$"
         if not self.strips:
             return texts
-        shape = op.Shape(texts)
-        return op.Reshape(replaced(op, op.Reshape(texts, [-1]), "ends", ends, ""), shape)
+        shape, texts = op.Shape(texts), op.Reshape(texts, [-1])
+        white = f"[{PYTHONS_WHITE}]+"
+        changes = {f"^{white}|{white}$": ""}
+        if self.apart:
+            changes = {f"{BEGUN}+": BEGUN, f"([^{CLOSE}]){BEGUN}": r"\1"}  # but before the first of those between two
+            changes |= {f"{white}({OPEN}|$)": r"\1", f"{BEGUN}{white}": BEGUN}
+            # As transformers joins them: an empty text counts at the end alone.
+            changes |= {BEGUN + OPEN: OPEN, f"^[{BEGUN}{OPEN}]|{CLOSE}": "", f"[{BEGUN}{OPEN}]": " "}
+        for i, (pattern, by) in enumerate(changes.items()):
+            texts = replaced(op, texts, f"ends.{i}", pattern, by)
+        return op.Reshape(texts, shape)
 
     def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
         silent = op.Gather(table(op, "text.silent", lambda: self.silent), tokens)
@@ -282,78 +278,37 @@ def _whole(specification: Mapping[str, Any]) -> list[AddedToken]:
     return [token for token in added_tokens(specification) if token.id in known]
 
 
-def _check_whole(tokens: Sequence[AddedToken], specification: Mapping[str, Any], whole: Tokenizer) -> None:
-    """Raise `UserError`, which names it, for an added token that operators treat otherwise than the runtimes do."""
-    ended = ENDED_SPACES_PATTERN in patterns_of(specification)
-    if ended and specification["pre_tokenizer"]["prepend_scheme"] != "always":
-        raise UserError("tokenizer.json: a space at the end is a piece, and none at the beginning; export without text")
-    texts = {text for text, _ in _scored(specification)}
-    spoken = {token.id for token in whole.added if not token.special}
-    for token in tokens:
-        apart = roles_of(specification).get("apart") and token.id in spoken
-        reasons = {
-            "is one as a word by itself only": token.single_word,
-            "isn't printable": not token.content.isprintable(),
-            "stands beside spaces, which are no piece": SPACE not in texts and not ended,
-            "has a space on either side in what is written": apart,
-        }
-        if why := [reason for reason, holds in reasons.items() if holds]:
-            raise UserError(
-                f"tokenizer.json: the added token {token.content!r:.60} {why[0]}, which no operator does; export "
-                "without text"
-            )
-
-
-def _white(specification: Mapping[str, Any], table: bytes) -> tuple[str, str]:
-    """Two classes of letters, as they are typed: those that become spaces, and those that go where a text, or what
-    stands before an added token, ends. `UserError` for a table whose white space can't be told by single letters."""
-    changes = {*patterns_of(specification)}
-    pairs, white = replacements(table) if table else {}, re.compile(WHITE_SPACE)
-    letters = {key for key in pairs if len(key) == 1} | {chr(code) for code in range(1, 0x3001)}
-    made = {letter: pairs.get(letter, letter) for letter in letters}
-    strange = [key for key, value in pairs.items() if len(key) > 1 and (white.search(key) or white.search(value))]
-    if changes & {*WHITE_CHANGES} and (strange or any(white.search(x) and x.strip() for x in made.values())):
-        raise UserError("tokenizer.json: its table makes white space that no operator finds; export without text")
-    spaces = {letter for letter, text in made.items() if text and not text.strip(" ")}
-    other = {letter for letter, text in made.items() if text.strip(" ") and not white.sub("", text).strip(" ")}
-    nothing = {letter for letter, text in made.items() if not text}
-    return (
-        _class(spaces | other if WHITE_SPACE in changes else spaces),
-        _class(spaces | other | nothing if WHITE_ENDS in changes else spaces),
-    )
-
-
-def _class(letters: Iterable[str]) -> str:
-    return "[" + "".join(f"\\x{{{ord(letter):x}}}" for letter in sorted(letters)) + "]"
-
-
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
     """{text: id} of the vocabulary's tokens missing in the source's model, together with all their letters."""
     texts = [text for text, _ in _scored(specification)]
-    letters = {text for text in texts if len(text) == 1} | {t for t, _ in roles_of(specification).get("missing", [])}
-    return {
-        text[1:]: id
-        for id, text in enumerate(texts)
-        if text.startswith(" ") and text[1:] and not text.startswith(" unused ") and not letters & {*text[1:]}
-    }
+    whole = {token.id: token.content for token in _whole(specification)}
+    cut = {*roles_of(specification).get(CUT, ())}
+    letters = {text for id, text in enumerate(texts) if len(text) == 1 and (id not in whole or id in cut)}
+    letters |= {text for text, _ in roles_of(specification).get("missing", [])}
+    named = enumerate(text[1:] if text.startswith(" ") and not text.startswith(" unused ") else "" for text in texts)
+    return {text: id for id, text in {**dict(named), **whole}.items() if text and not letters & {*text}}
 
 
-def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: int) -> SentencePiece:
-    """The SentencePiece model that gives the ids of a tokenizer.json. Pieces without an id get numbers after the
-    vocabulary."""
-    model, roles, scored = specification["model"], roles_of(specification), _scored(specification)
+def _charsmap(specification: Mapping[str, Any]) -> bytes:
     normalizers = (specification.get("normalizer") or {"normalizers": []})["normalizers"]
+    tables = [each["precompiled_charsmap"] for each in normalizers if each["type"] == "Precompiled"]
+    return base64.b64decode(tables[0]) if tables else b""
+
+
+def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], normalizes: bool) -> SentencePiece:
+    """The SentencePiece model that gives the ids of a tokenizer.json. Pieces without an id get numbers after the
+    vocabulary. normalizes: text isn't yet."""
+    model, roles, scored = specification["model"], roles_of(specification), _scored(specification)
     whole = {token.content for token in _whole(specification)}
-    control = {each["content"] for each in _added(specification)} - whole
+    control = {each["content"] for each in _added(specification) if each["id"] not in roles.get(CUT, ())}
     defined = [each for each in _added(specification) if not each["special"] and each["content"] not in whole]
     if defined and not roles.get("prefixes"):
         raise UserError("tokenizer.json: pieces that users defined are cut by no operator; export without text")
     unigram, fallback = model["type"] == "Unigram", bool(model.get("byte_fallback"))
-    ended = ENDED_SPACES_PATTERN in patterns_of(specification)  # then operators collapse spaces and put the first one
     unknown = model["unk_id"] if unigram else model["vocab"][model["unk_token"]]
     kinds = dict.fromkeys(BYTES, BYTE) if fallback else {}
     kinds |= dict.fromkeys((*control, *(text for text, _ in scored if text.startswith(" "))), CONTROL)
-    kinds |= {scored[unknown][0]: UNKNOWN, **dict.fromkeys(whole, USER_DEFINED)}
+    kinds |= {scored[unknown][0]: UNKNOWN}
     pieces = [Piece(text, score, kinds.get(text, NORMAL)) for text, score in scored]
     pieces += [Piece(text, score) for text, score in roles.get("missing", [])]
     known = {piece.text for piece in pieces if piece.type == NORMAL}
@@ -362,14 +317,12 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], eos: i
     lowest = min(score for _, score in scored) - 10
     for text, id in surfaces.items():
         pieces[id] = Piece(text, lowest * len(text) + NEARER * len(text) ** 2)
-    tables = [each["precompiled_charsmap"] for each in normalizers if each["type"] == "Precompiled"]
     return SentencePiece(
         pieces=tuple(pieces),
         model_type=UNIGRAM if unigram else BPE,
         byte_fallback=fallback,
-        charsmap=base64.b64decode(tables[0]) if tables else b"",
-        normalizer="nmt_nfkc" if tables else "identity",
-        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never" and not ended,
-        remove_extra_whitespace=bool({*patterns_of(specification)} - {*WHITE_CHANGES}) and not ended,
-        special=(unknown, -1, eos, -1),
+        charsmap=(_charsmap(specification) if normalizes else b"") or IDENTITY,
+        dummy_prefix=normalizes and mark_of(specification)["prepend_scheme"] != "never",
+        remove_extra_whitespace=normalizes and SPACES_PATTERN in patterns_of(specification),
+        special=(unknown, -1, -1, -1),
     )

@@ -1,7 +1,7 @@
 """Text in and out of a search graph: the base class of all tokenizers in graphs, and byte-level BPE.
 
-`BytePairOps` reads vocabularies of `train`, with the same ids and texts as `text/tokenizer.py`. `ByteLevelOps` reads
-BART's, which cuts words as GPT-2 does. SentencePiece is in `pieces.py`, BERT's WordPiece in `wordpiece.py`.
+`BytePairOps` reads vocabularies of `train`, with the same ids and texts as `text/tokenizer.py`. BART's are in
+`byte_level.py`, SentencePiece's in `pieces.py`, BERT's WordPiece in `wordpiece.py`.
 
 Four operators of onnxruntime-extensions (0.15.2) are used: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets
 and StringRegexReplace use RE2, StringJoin joins texts. Its other operators fail: HfJsonTokenizer can't compile our
@@ -28,7 +28,6 @@ from tokenizers import normalizers
 from export.nn.primitives import Op, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import Translator
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
@@ -108,7 +107,9 @@ class BytePairOps(TextOps):
         letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
         spelled = {id: t for t, id in specification["model"]["vocab"].items() if id not in known.special_ids}
         bytes_of = {id: [letters[letter] for letter in token] for id, token in spelled.items()}
-        bytes_of |= {token.id: list(token.content.encode()) for token in self.added if not token.special}
+        for token in self.added:  # which may have letters that spell no byte
+            own = [letters.get(letter, -1) for letter in token.content]
+            bytes_of |= {} if token.special else {token.id: list(token.content.encode()) if -1 in own else own}
         self.spelling = np.full((self.size + 1, max(map(len, bytes_of.values()))), -1, np.int16)
         for id, each in bytes_of.items():
             self.spelling[id, : len(each)] = each
@@ -152,59 +153,6 @@ class BytePairOps(TextOps):
         codes = op.Concat(well_formed(op, stream), [NOTHING], axis=0)
         codes = op.Gather(codes, op.Where(op.Less(column, op.Unsqueeze(count, [1])), place, -1))
         return op.Gather(strings(op, "text.characters", CODE_TEXTS), codes)
-
-
-class ByteLevelOps(BytePairOps):
-    """Byte-level BPE as in BART: `<s> text </s>`.
-
-    The ids are those of `families/byte_level.py`, with one exception: the operator takes U+0085, and letters newer than
-    Unicode 13, for punctuation, so ids differ if such a character stands beside a letter.
-    """
-
-    def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
-        for token in known.added:
-            if token.single_word or not token.content.isprintable():
-                raise UserError(
-                    f"tokenizer.json: the added token {token.content!r:.60} is one as a word by itself only, or isn't "
-                    "printable, which no operator looks for; export without text"
-                )
-        self.before = [specification["model"]["vocab"]["<s>"]]
-        self.begins_with_space = specification["pre_tokenizer"]["add_prefix_space"]
-        return specification["pre_tokenizer"]
-
-    def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        for name, (before, behind) in {"lstrip": (f"[{WHITE}]+", ""), "rstrip": ("", f"[{WHITE}]+")}.items():
-            if texts := [token.content for token in self.added if getattr(token, name)]:
-                text = replaced(op, text, name, before + one_of(texts) + behind, r"\1")
-        if not self.added:
-            tokens, count = self._merged(op, self._spaced(op, text))
-            return tokens, op.CumSum(count, 0, exclusive=1), count
-        # The operator looks for added tokens too, but loses a part of one at the end of a text.
-        parts, first = split(op, text, "added", one_of(token.content for token in self.added))
-        parts = op.Concat(parts, strings(op, "text.one", ["."]), axis=0)  # it doesn't take an empty list
-        ids = value_of(op, parts, {token.content: token.id for token in self.added}, -1)
-        is_token = op.GreaterOrEqual(ids, 0)
-        tokens, counts = self._merged(
-            op, op.Where(is_token, strings(op, "text.letter", ["a"]), self._spaced(op, parts))
-        )
-        starts = op.CumSum(counts, 0, exclusive=1)
-        place, values = (op.Compress(x, is_token, axis=0) for x in (starts, ids))
-        tokens = op.ScatterElements(tokens, place, values, axis=0)
-        starts = op.Gather(starts, first)  # (B+1,)
-        start = op.Slice(starts, [0], [-1], [0])
-        return tokens, start, op.Sub(op.Slice(starts, [1], [END], [0]), start)
-
-    def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
-        """Texts with the space before them that the operator doesn't add."""
-        return replaced(op, text, "space", "(?s)^([^ ])", r" \1") if self.begins_with_space else text
-
-
-def is_byte_level(tokenizer: str) -> bool:
-    """Whether this tokenizer.json is byte-level BPE over GPT-2's words."""
-    if side_texts(tokenizer) is not None:
-        return False
-    splitter = json.loads(tokenizer).get("pre_tokenizer") or {}
-    return splitter.get("type") == "ByteLevel" and splitter.get("use_regex") is True
 
 
 def is_blank(op: Op, text: ir.Value) -> ir.Value:

@@ -8,12 +8,13 @@ or a word by itself? So the graph agrees with it in every version of Unicode. A 
 places at once (Song et al. 2021, "Fast WordPiece Tokenization", section 3.1). The pieces that follow each other from a
 word's beginning are its tokens.
 
-onnxruntime-extensions isn't needed to run such a file, and its operators fail. BertTokenizer keeps the vowel sign of
-the Lao U+0E84 U+0EB5 when accents are removed, and takes two texts at most. WordpieceTokenizer tokenizes the three
-letters A, U+0302, u as `A` and [UNK], instead of a single [UNK], if no piece continues with U+0302. HfJsonTokenizer
-doesn't know WordPiece.
+onnxruntime-extensions is needed only where a maker added tokens, and its operators for WordPiece fail. BertTokenizer
+keeps the vowel sign of the Lao U+0E84 U+0EB5 when accents are removed, and takes two texts at most. WordpieceTokenizer
+tokenizes the three letters A, U+0302, u as `A` and [UNK], instead of a single [UNK], if no piece continues with U+0302.
+HfJsonTokenizer doesn't know WordPiece.
 
-Shapes: B texts, C characters of the longest, M symbols of a character, N symbols of all texts, L tokens of the longest.
+Shapes: B texts, W their parts (`added.py`), C characters of the longest, M symbols of a character, N symbols of all
+texts, L tokens of the longest.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from export.nn.primitives import Op, table
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
+from .added import parts_of
 from .steps import Carried, State, looped
-from .text import custom, integer, lines_of, ranges, strings, value_of
+from .text import END, custom, integer, lines_of, ranges, replaced, strings, value_of
 
 NOTHING, SPACE, LETTER, SIGN = range(4)
 """The first symbols: padding, a space, and characters in no piece, within a word (LETTER) or a word by themselves
@@ -114,8 +116,25 @@ class WordPieceOps:
         self.pad, self.first, self.last = _template(tokenizer)
         parts = (json.dumps(specification[name]) for name in ("normalizer", "pre_tokenizer"))
         self.characters = characters(*parts)
+        self._read_added(tokenizer)
         self._read_vocabulary()
         self._read_characters()
+
+    def _read_added(self, tokenizer: str) -> None:
+        """Tokens that the maker added, with their spellings in the text that they are looked for in."""
+        becomes, added = self.characters.becomes, Tokenizer(tokenizer).added
+        self.typed = [token for token in added if not token.normalized]
+        self.normal = [
+            token._replace(content="".join(becomes.get(letter, letter) for letter in token.content))
+            for token in added
+            if token.normalized
+        ]
+        again = [c for text in {*becomes.values()} for c in text if becomes.get(c, c).strip() != c.strip()]
+        if again and self.normal:
+            raise UserError(
+                f"tokenizer.json: the added token {self.normal[0].content!r:.60} is looked for in text whose"
+                f" {again[0]!r} is then changed again, which no operator does: export a folder"
+            )
 
     def _read_vocabulary(self) -> None:
         """Number the symbols, and build the trie of all pieces possible in a word."""
@@ -169,6 +188,14 @@ class WordPieceOps:
         """
         text (B,) --> symbols (N,) --> longest piece from each --> pieces from word starts on --> ids, mask (B, L)
         """
+        text, parts = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text), None
+        if self.typed or self.normal:
+            parts = parts_of(op, text, "typed", self.typed)
+            text = parts.without_tokens(op)
+        if parts is not None and self.normal:
+            text = parts.without_tokens(op, self._normalized(op, text))
+            parts = parts.apart(op, parts_of(op, text, "normal", self.normal))
+            text = parts.without_tokens(op)
         symbols, line = self._symbols(op, text)
         space = op.Equal(symbols, SPACE)
         apart = op.Or(space, op.Gather(table(op, "text.signs", lambda: self.is_sign), symbols))
@@ -189,15 +216,19 @@ class WordPieceOps:
         line = op.Gather(line, place)
         count = op.Expand(0, op.Shape(text))
         count = op.ScatterElements(count, line, op.Add(op.Mul(line, 0), 1), axis=0, reduction="add")  # (B,)
-        start, count = op.CumSum(count, 0, exclusive=1), op.Min(count, self.most - 2)
+        start = op.CumSum(count, 0, exclusive=1)
+        if parts is not None:  # a token is one point in its part
+            added = op.Gather(parts.ids, line)
+            ids = op.Where(op.Less(added, 0), ids, added)
+            ends = op.Gather(start, parts.first)  # (B+1,)
+            start = op.Slice(ends, [0], [-1], [0])
+            count = op.Sub(op.Slice(ends, [1], [END], [0]), start)
+        count = op.Min(count, self.most - 2)
         return lines_of(op, ids, start, count, [[self.first]], [[self.last]], self.pad, self.most)
 
     def _symbols(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Texts (B,) to symbols (N,), and the index of each symbol's text (N,)."""
-        text = op.StringConcat(strings(op, "text.prompt", [self.prompt]), text)
-        text = op.StringConcat(text, strings(op, "text.end", [" "]))
-        apart: dict[str, Any] = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
-        parts = custom(op, "Tokenizer", text, **apart, kinds="S", shape=(None, None))  # (B, C)
+        parts = _letters(op, op.StringConcat(text, strings(op, "text.end", [" "])))  # (B, C)
         found = value_of(op, parts, {"": len(self.rows), **self.row_of}, -1, rank=2)
         place = op.Transpose(op.NonZero(op.Less(found, 0)), perm=[1, 0])
         others = op.GatherND(parts, place)
@@ -211,6 +242,23 @@ class WordPieceOps:
         symbols = op.Reshape(symbols, [-1])
         place = op.Squeeze(op.NonZero(symbols), [0])
         return op.Gather(symbols, place), op.Div(place, op.Mul(op.Shape(parts, start=1), most))
+
+    def _normalized(self, op: Op, text: ir.Value) -> ir.Value:
+        """Texts (W,) as added tokens are looked for in them."""
+        letters = _letters(op, op.StringConcat(text, strings(op, "text.apart", [APART])))  # (W, C)
+        members: dict[str, list[str]] = defaultdict(list)
+        for letter, becomes in self.characters.becomes.items():
+            members[becomes].append(letter)
+        made = [*members]
+        few = {c: i for i, text in enumerate(made) if len(members[text]) < BY_RANGE for c in members[text]}
+        found = value_of(op, letters, few, -1, rank=2)
+        for i, some in enumerate(members.values()):
+            if len(some) >= BY_RANGE:
+                found = op.Where(op.RegexFullMatch(letters, pattern=f"[{ranges(some)}]"), i, found)
+        changed = op.Gather(strings(op, "text.made", made), op.Max(found, 0))
+        letters = op.Where(op.Less(found, 0), letters, changed)
+        text = custom(op, "StringJoin", letters, strings(op, "text.nothing", [""]), [1], kinds="S")
+        return replaced(op, text, "apart", f"{APART}$", "")
 
     def _longest_pieces(self, op: Op, symbols: ir.Value, begins: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The longest piece from each place (N,), and its number of symbols; 0 if there is none."""
@@ -253,13 +301,18 @@ class WordPieceOps:
         return op.Cast(op.Slice(reached, [0], [-1], [0]), to=ir.DataType.BOOL)
 
 
+def _letters(op: Op, text: ir.Value) -> ir.Value:
+    """Text (B,) to characters (B, C), "" behind the last. No text may be empty."""
+    apart: dict[str, Any] = dict(mark=0, mincharnum=1, pad_value="", separators=[""])
+    return custom(op, "Tokenizer", text, **apart, kinds="S", shape=(None, None))
+
+
 def _check_kind(specification: dict[str, Any]) -> None:
     """Raise UserError for a tokenizer with other parts."""
     kinds = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
     types = {name: (specification.get(name) or {}).get("type") for name in kinds}
-    added = [entry["content"] for entry in specification.get("added_tokens") or () if not entry.get("special")]
-    if types != kinds or added:
-        has = f"added tokens, {added[0]!r}" if types == kinds else ", ".join(str(kind) for kind in types.values())
+    if types != kinds:
+        has = ", ".join(str(kind) for kind in types.values())
         raise UserError(
             f"tokenizer.json: text in a graph of an encoder needs {', '.join(kinds.values())}, and this one has {has}:"
             " export a folder, which takes text in Python and in the browser"

@@ -15,7 +15,7 @@ from typing import Any
 from mlx_transformer.core.tokenizer_files import JOINT
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import JsonObject, read_object, read_text
-from mlx_transformer.text.added_tokens import SILENT, WHOLE
+from mlx_transformer.text.added_tokens import CUT, SILENT, WHOLE
 from mlx_transformer.text.published_ids import ROLES, roles_of
 from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.text.tokenizer import read_backend
@@ -126,7 +126,7 @@ def _with_roles(
     template = specification["post_processor"]
     if template["type"] != "TemplateProcessing":
         template = _template(ends, typed=template["type"] == "BertProcessing")
-    roles |= {name: kept[name] for name in (SILENT, WHOLE) if name in kept}
+    roles |= {name: kept[name] for name in (SILENT, WHOLE, CUT) if name in kept}
     changed = {"truncation": None, "padding": None, "post_processor": {**template, ROLES: roles}}
     changed = {**specification, **changed}
     if as_written or not is_sentencepiece(changed):  # pieces have their tokens already

@@ -33,7 +33,7 @@ from mlx_transformer.text.sentencepiece import (
     SentencePiece,
     is_whole,
 )
-from mlx_transformer.text.sentencepiece_tokenizer import WHITE_ENDS, WHITE_SPACE, tokenizer_json
+from mlx_transformer.text.sentencepiece_tokenizer import RUNS_OF_SPACES, tokenizer_json
 from mlx_transformer.text.tokenizer import read_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -93,9 +93,6 @@ def _pairs(merges: str) -> list[list[str]]:
     return pairs
 
 
-RUNS_OF_SPACES = " {2,}"
-
-
 def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> str:
     """Return the text of a tokenizer.json of ours with the ids of a folder's. pad: how padding is spelled. start: the
     token that a decoder starts with. tokens: those that the maker added. control: listed tokens that are text where
@@ -107,8 +104,9 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
     model = specification.get("model")
     scored, unknown, merges = _scored(model if isinstance(model, dict) else {}, where)
     fallback = isinstance(model, dict) and model.get("byte_fallback") is True
+    alone = [token for token in tokens if token.id >= len(scored) or not scored[token.id][1]]  # what is no piece has 0
     scored += _behind(len(scored), tokens, control)
-    named = {token.content for token in (*control, *tokens)} | {filler(id).content for id in range(len(scored))}
+    named = {token.content for token in (*control, *alone)} | {filler(id).content for id in range(len(scored))}
     pieces = [
         Piece(text, score, UNKNOWN if id == unknown else _type(text, named, fallback))
         for id, (text, score) in enumerate(scored)
@@ -126,9 +124,8 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
         remove_extra_whitespace=collapses or splits,
     )
     roles = {"pad": ids.get(pad, -1), "bos": start, "unk": unknown}
-    white = WHITE_SPACE if splits else WHITE_ENDS if strips else ""
-    each = scheme != "first"
-    text = tokenizer_json(made, roles=roles, tokens=tokens, space_each=each, ended=not white, white=white)
+    spaces = ("words" if strips else "split") if splits else "ends" if strips else "kept"
+    text = tokenizer_json(made, roles=roles, tokens=tokens, space_each=scheme != "first", spaces=spaces)
     ours = json.loads(text)
     if merges is not None:
         ours["model"]["merges"] = merges

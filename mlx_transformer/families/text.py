@@ -25,8 +25,8 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_object, read_text
 from mlx_transformer.text.added_tokens import AddedToken
 from mlx_transformer.text.published_ids import laid_out, roles_of
-from mlx_transformer.text.sentencepiece import UNKNOWN, SentencePiece, read_sentencepiece
-from mlx_transformer.text.sentencepiece_tokenizer import WHITE_ENDS, WHITE_SPACE, tokenizer_json
+from mlx_transformer.text.sentencepiece import NORMAL, UNKNOWN, SentencePiece, read_sentencepiece
+from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .added import ADDED, checked_settings, listed, makers_tokens, role_names, with_tokens
@@ -97,7 +97,7 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     pad = ids.get(content_of(settings.get("pad_token", "<pad>")), -1)
     roles = {"pad": pad, "bos": config.bos_id}
-    return tokenizer_json(model, roles=roles, tokens=tokens, space_each=legacy, white=WHITE_ENDS)
+    return tokenizer_json(model, roles=roles, tokens=tokens, space_each=legacy, spaces="ends")
 
 
 def _with_blanks(
@@ -127,7 +127,7 @@ def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
     vocabulary = {token: id for id, token in enumerate(tokens)}
     tokens = {token.content: token for token in makers_tokens(path, settings, NAMED, config.vocab_size)}
     tokens |= {mask: AddedToken(vocabulary[mask], mask, special=True) for mask in masks if mask not in tokens}
-    return _by_vocabulary(model, vocabulary, config, tokens=[*tokens.values()], lookup=False, white=WHITE_SPACE)
+    return _by_vocabulary(model, vocabulary, config, tokens=[*tokens.values()], lookup=False, spaces="words")
 
 
 def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
@@ -175,7 +175,7 @@ def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any],
     languages = _added(path, config, settings, len(vocabulary), usual)
     tokens = makers_tokens(path, settings, (*NAMED, *languages.keys() - {"<mask>"}), config.vocab_size)
     every = {**vocabulary, **languages}
-    return _by_vocabulary(model, every, config, control=[*languages], tokens=tokens, lookup=False, white=WHITE_ENDS)
+    return _by_vocabulary(model, every, config, control=[*languages], tokens=tokens, lookup=False, spaces="ends")
 
 
 def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
@@ -200,7 +200,7 @@ def _xlm_roberta(path: Path, config: TransformerConfig, settings: Mapping[str, A
     tokens = makers_tokens(path, settings, named, config.vocab_size, mask=not _fills(config))
     if _fills(config) and "<mask>" not in {token.content for token in tokens}:
         tokens.append(AddedToken(vocabulary["<mask>"], "<mask>", special=True, lstrip=True))
-    text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], tokens=tokens, lookup=False, white=WHITE_ENDS)
+    text = _by_vocabulary(model, vocabulary, config, control=["<mask>"], tokens=tokens, lookup=False, spaces="ends")
     return of_pair_ends(text, ("<s>", "</s>"), settings, path / FAIRSEQ)
 
 
@@ -253,19 +253,21 @@ def _by_vocabulary(
     tokens: Sequence[AddedToken] = (),
     lookup: bool = True,
     more: Mapping[str, Any] | None = None,
-    white: str = "",
+    spaces: str = "own",
 ) -> str:
     """control: tokens that stand for no text. tokens: those that the maker added. lookup: what the model doesn't know
-    may have an id of its own. more: what else `published_ids` keeps. white: as `tokenizer_json` takes it."""
+    may have an id of its own. more: what else `published_ids` keeps. spaces: as `tokenizer_json` takes it."""
     last = max(vocabulary.values(), default=-1)
     vocabulary = {**vocabulary, **{token.content: token.id for token in tokens if token.id <= last}}
-    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control, *(token.content for token in tokens)])
+    own = {piece.text for piece in model.pieces if piece.type == NORMAL}
+    alone = [token.content for token in tokens if token.content not in own]
+    pieces, missing = laid_out(model, vocabulary, [*CONTROL, *control, *alone])
     pad = vocabulary.get("<pad>", config.pad_id)
     start = pad if config.bos_id == config.pad_id else config.bos_id
     roles: dict[str, Any] = {"pad": pad, "bos": start, **(more or {})}
     roles |= {"lookup": True} if lookup else {}
     roles |= {"missing": missing} if missing else {}
-    return tokenizer_json(pieces, roles=roles, tokens=tokens, white=white)
+    return tokenizer_json(pieces, roles=roles, tokens=tokens, spaces=spaces)
 
 
 def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:

@@ -10,6 +10,7 @@ on. Which of the former their maker called special is kept beside the roles (`pu
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +21,10 @@ ROLES = "mlx_transformer"
 SYNTAX, ESCAPED = re.compile(r"[][^$.*+?(){}|/\\]"), r"\\\g<0>"
 """Characters of regular expressions, in Rust and in JavaScript, and what stands for each."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-SILENT, WHOLE = "silent", "whole"
+WORDS_FIRST = {"type": "WhitespaceSplit"}
+SILENT, WHOLE, CUT = "silent", "whole", "cut"
 """Roles: ids of added tokens that are left out of decoded text; of a vocabulary of pieces, ids of all added tokens
-that are found in text before it is cut."""
+that are found in text before it is cut, and of those among them that other text is cut into, too."""
 
 
 class AddedToken(NamedTuple):
@@ -70,6 +72,16 @@ def filler(id: int) -> AddedToken:
     return AddedToken(id, f"<unused {id}>", special=True)
 
 
+def mark_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the component that marks spaces, of a parsed tokenizer.json, alone or behind the one that takes words
+    apart; {} of one that has none."""
+    before = specification.get("pre_tokenizer")
+    if isinstance(before, dict) and before.get("type") == "Sequence":
+        parts = before.get("pretokenizers")
+        before = parts[1] if isinstance(parts, list) and len(parts) == 2 and parts[0] == WORDS_FIRST else None
+    return before if isinstance(before, dict) and before.get("type") == "Metaspace" else {}
+
+
 def silent_pattern(contents: Iterable[str]) -> str:
     """Return the regular expression of tokens that decoded text leaves out."""
     return f"^(?:{'|'.join(SYNTAX.sub(ESCAPED, content) for content in contents)})$"
@@ -90,8 +102,8 @@ def silencing(decoder: Mapping[str, Any], contents: Sequence[str]) -> dict[str, 
     parts = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
     if parts[-1]["type"] == "Metaspace":
         space = {"type": "Replace", "pattern": {"String": parts[-1]["replacement"]}, "content": " "}
-        first = [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-        parts = [*parts[:-1], space, *(first if parts[-1]["prepend_scheme"] != "never" else [])]
+        first = [{"type": "Fuse"}, {"type": "Strip", "content": parts[-1]["replacement"], "start": 1, "stop": 0}]
+        parts = [*parts[:-1], *(first if parts[-1]["prepend_scheme"] != "never" else []), space]
     silencer = {"type": "Replace", "pattern": {"Regex": silent_pattern(contents)}, "content": ""}
     return {"type": "Sequence", "decoders": [silencer, *parts]}
 
@@ -105,10 +117,9 @@ def without_silencing(specification: Mapping[str, Any]) -> Any:
     if parts[0].get("pattern") != {"Regex": silent_pattern(contents)}:
         return decoder
     kept = parts[1:]
-    before = specification.get("pre_tokenizer")
-    if isinstance(before, Mapping) and before.get("type") == "Metaspace":
+    if before := mark_of(specification):
         space = {"String": before.get("replacement")}
-        end = next((i for i, part in enumerate(kept) if part.get("pattern") == space), len(kept))
+        end = next((i for i, x in enumerate(kept) if x.get("type") == "Fuse" or x.get("pattern") == space), len(kept))
         kept = [*kept[:end], before]
     return kept[0] if len(kept) == 1 else {"type": "Sequence", "decoders": kept}
 
@@ -119,6 +130,7 @@ class Part(NamedTuple):
     id: int | None
     start: int
     end: int
+    text: str
 
 
 class Splitter:
@@ -126,6 +138,7 @@ class Splitter:
 
     def __init__(self, tokens: Sequence[AddedToken], content: Callable[[str], str] = str) -> None:
         """content: how a token is spelled in the text that it is looked for in."""
+        self.tokens = tokens
         spelled = {content(token.content): token for token in reversed(tokens)}
         spelled.pop("", None)
         self._ids = [None, *(token.id for token in spelled.values())]
@@ -147,6 +160,37 @@ class Splitter:
     def parts(self, text: str) -> Iterable[Part]:
         """Take a text apart, from its first character to its last."""
         if not text or not self.may_split(text):
-            return [Part(None, 0, len(text))] if text else []
+            return [Part(None, 0, len(text), text)] if text else []
         encoding = self._backend.encode(text)
-        return [Part(self._ids[id], *place) for id, place in zip(encoding.ids, encoding.offsets, strict=True)]
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return [Part(self._ids[id], start, end, text[start:end]) for id, (start, end) in places]
+
+
+class PythonSplitter(Splitter):
+    """Finds tokens as the tokenizers of transformers that are written in Python do (`tokenize`): in the text as it was
+    typed, all at once. A token of `single_word` that has no space beside it becomes one text with what stands there."""
+
+    def __init__(self, tokens: Sequence[AddedToken]) -> None:
+        self.tokens, self._by_content = tokens, {token.content: token for token in tokens}
+        longest_first = sorted(self._by_content, key=len, reverse=True)
+        self._maybe = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def parts(self, text: str) -> Iterable[Part]:
+        borders = sorted({0, len(text), *(at for found in self._maybe.finditer(text) for at in found.span())})
+        texts = [text[start:end] for start, end in itertools.pairwise(borders)]
+        for i, part in enumerate(texts):
+            if (token := self._by_content.get(part)) is None:
+                continue
+            left, right = texts[i - 1] if i else "", texts[i + 1] if i + 1 < len(texts) else ""
+            if token.rstrip and right:
+                texts[i + 1] = right.lstrip()
+            if token.lstrip and left:
+                texts[i - 1] = left.rstrip()
+            if token.single_word and left and left[-1] != " ":
+                texts[i - 1], texts[i] = texts[i - 1] + part, ""
+            elif token.single_word and right and right[0] != " ":
+                texts[i + 1], texts[i] = part + texts[i + 1], ""
+        for part, (start, end) in zip(texts, itertools.pairwise(borders), strict=True):
+            if part:
+                token = self._by_content.get(part)
+                yield Part(None if token is None else token.id, start, end, part)

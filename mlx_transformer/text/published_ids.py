@@ -21,7 +21,7 @@ import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
-from .added_tokens import ROLES, SILENT, WHOLE
+from .added_tokens import CUT, ROLES, SILENT, WHOLE
 from .sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
 TARGET_ONLY, PREFIX = 7, 8
@@ -53,7 +53,7 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
     named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
     if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
         return f"the ids of {' and '.join(named)} are none of its own"
-    for name in (SILENT, WHOLE):
+    for name in (SILENT, WHOLE, CUT):
         ids = roles.get(name, [])
         if not isinstance(ids, list) or not all(type(id) is int and 0 <= id < size for id in ids):
             return f"{name} are no ids of its own"
@@ -116,7 +116,10 @@ class PublishedIds:
         prefixes = {x["content"]: x["id"] for x in added if not x["special"]}
         self._prefixes = prefixes if roles_of(specification).get("prefixes") else None
         self._unknown, self._size = texts.index(UNK), len(texts)
+        whole = {*roles_of(specification).get(WHOLE, ())}
         self._surfaces = {text[1:]: id for id, text in enumerate(texts) if text.startswith(" ")}
+        # An added token may also be what the model doesn't know of a text.
+        self._surfaces |= {x["content"]: x["id"] for x in added if x["id"] in whole}
 
     def without_prefix(self, text: str) -> tuple[int | None, str]:
         """Return the id of the token that a text begins with, <unk> for one that isn't there, and the rest."""

@@ -200,8 +200,9 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
     return model
 
 
-def sentencepiece_bytes(model: SentencePiece) -> bytes:
-    """Return the file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too."""
+def sentencepiece_bytes(model: SentencePiece, escaped: bool = True) -> bytes:
+    """Return the file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too. escaped: spaces
+    become its mark."""
     pieces = [
         _field(1, piece.text.encode()) + _tag(2, FLOAT) + struct.pack("<f", piece.score) + _field(3, piece.type)
         for piece in model.pieces
@@ -211,7 +212,9 @@ def sentencepiece_bytes(model: SentencePiece) -> bytes:
     names = {45 + i: model.pieces[id].text for i, id in enumerate(model.special) if id >= 0}
     trainer += b"".join(_field(number, text.encode()) for number, text in names.items())
     normalizer = _field(1, model.normalizer.encode()) + _field(2, model.charsmap)
-    normalizer += _field(3, int(model.dummy_prefix)) + _field(4, int(model.remove_extra_whitespace)) + _field(5, 1)
+    normalizer += (
+        _field(3, int(model.dummy_prefix)) + _field(4, int(model.remove_extra_whitespace)) + _field(5, int(escaped))
+    )
     return b"".join(_field(1, piece) for piece in pieces) + _field(2, trainer) + _field(3, normalizer)
 
 

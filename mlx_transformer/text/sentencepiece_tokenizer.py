@@ -15,7 +15,7 @@ import base64
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,20 @@ import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
-from .added_tokens import SILENT, WHOLE, AddedToken, Part, Splitter, added_tokens, filler, silencing
+from .added_tokens import (
+    CUT,
+    SILENT,
+    WHOLE,
+    WORDS_FIRST,
+    AddedToken,
+    Part,
+    PythonSplitter,
+    Splitter,
+    added_tokens,
+    filler,
+    mark_of,
+    silencing,
+)
 from .pairs import Located
 from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
 from .sentencepiece import (
@@ -50,9 +63,25 @@ WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 WHITE_ENDS = rf"(?<![ {WHITE_SPACE[1:]})[ {WHITE_SPACE[1:]}+(?![\s\S])"
 """White space at the end, which goes where a published tokenizer strips a text. What stands before it keeps the time
 linear."""
+RUNS_OF_SPACES = " {2,}"
+MARKED_END = r"[ ▁]+(?![\s\S])"
+"""Spaces at the end, with SentencePiece's own mark."""
+OF_SPACES: dict[str, dict[str, str]] = {
+    "own": {SPACES_PATTERN: ""},
+    "ends": {WHITE_ENDS: "", RUNS_OF_SPACES: "▁", MARKED_END: ""},
+    "words": {WHITE_ENDS: "", RUNS_OF_SPACES: "▁", WHITE_SPACE: " ", MARKED_END: ""},
+    "split": {WHITE_SPACE: " ", MARKED_END: ""},
+    "kept": {ENDED_SPACES_PATTERN: ""},
+}
+"""What becomes of spaces, in the order in which it does: as SentencePiece has it; as transformers 4 has it, and its
+Pegasus, whose words white space separates; so do T5's and mBART's of transformers 5; and those where one at the end
+stays. Each by {what is replaced in normalised text: what takes its place}."""
+WORDS = ("words", "split")
 WHITE = {WHITE_SPACE: " ", WHITE_ENDS: ""}
-"""{what is replaced: what takes its place}, in normalised text."""
+"""What is replaced before `tokenizers` sees a text."""
 END = "</s>"
+Place = tuple[int, int] | None
+"""A token's first and last letter + 1 in a text; None of one that stands for none."""
 
 
 def tokenizer_json(
@@ -61,16 +90,15 @@ def tokenizer_json(
     roles: Mapping[str, Any] | None = None,
     tokens: Sequence[AddedToken] = (),
     space_each: bool = True,
-    ended: bool = False,
-    white: str = "",
+    spaces: str = "own",
 ) -> str:
     """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
 
     more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
     that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. tokens: those that the maker
     added, behind the pieces or among them. space_each: text behind one of them begins with a space, as a whole text
-    does. ended: text ends with a space, where it was typed with one. white: what becomes of white space:
-    `WHITE_SPACE` or `WHITE_ENDS`. Raises `UserError` for a vocabulary without </s>, and for tokens whose ids are taken.
+    does. spaces: what becomes of them, a key of `OF_SPACES`. Raises `UserError` for a vocabulary without </s>, and for
+    tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
@@ -87,17 +115,18 @@ def tokenizer_json(
     added.sort(key=lambda entry: entry["id"])
     if tokens:
         unsaid = sorted(token.id for token in tokens if token.special)
-        roles = {**(roles or {}), WHOLE: sorted(known), **({SILENT: unsaid} if unsaid else {})}
+        cut = [id for id in sorted(known) if id < len(model.pieces) and model.pieces[id].type == NORMAL]
+        listed = {WHOLE: sorted(known), CUT: cut, SILENT: unsaid}
+        roles = {**(roles or {}), **{name: ids for name, ids in listed.items() if ids}}
     normalizers: list[dict[str, Any]] = []
     if model.charsmap:
         table = base64.b64encode(model.charsmap).decode()
         normalizers.append({"type": "Precompiled", "precompiled_charsmap": table})
-    if white:
-        normalizers.append({"type": "Replace", "pattern": {"Regex": white}, "content": WHITE[white]})
-    if model.remove_extra_whitespace:
-        pattern = SPACES_PATTERN if space_each or not model.dummy_prefix else INNER_SPACES_PATTERN
-        pattern = ENDED_SPACES_PATTERN if ended and pattern == SPACES_PATTERN else pattern
-        normalizers.append({"type": "Replace", "pattern": {"Regex": pattern}, "content": ""})
+    normalizers += [
+        {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+        for pattern, content in OF_SPACES[spaces].items()
+        if model.remove_extra_whitespace or pattern in WHITE
+    ]
     first = (model.model_type == BPE and model.ids_of(USER_DEFINED)) or not space_each
     scheme = "never" if not model.dummy_prefix else "first" if first else "always"
     inside = any("▁" in piece.text[1:] for piece in model.pieces if piece.type == NORMAL)
@@ -116,7 +145,9 @@ def tokenizer_json(
         "padding": None,
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
-        "pre_tokenizer": metaspace,
+        "pre_tokenizer": metaspace
+        if spaces not in WORDS
+        else {"type": "Sequence", "pretokenizers": [WORDS_FIRST, metaspace]},
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": END, "type_id": 0}}],
@@ -167,7 +198,7 @@ def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
         byte_fallback=bool(specification["model"].get("byte_fallback")),
         charsmap=base64.b64decode(tables[0]["precompiled_charsmap"]) if tables else b"",
         normalizer="nmt_nfkc" if tables else "identity",
-        dummy_prefix=specification["pre_tokenizer"]["prepend_scheme"] != "never",
+        dummy_prefix=mark_of(specification)["prepend_scheme"] != "never",
         remove_extra_whitespace=bool({*patterns_of(specification)} - {WHITE_SPACE, WHITE_ENDS}),
         special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
     )
@@ -217,16 +248,24 @@ def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str
 
 def is_sentencepiece(specification: dict[str, Any]) -> bool:
     """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
-    normalizer, pre_tokenizer = specification.get("normalizer"), specification.get("pre_tokenizer")
+    normalizer = specification.get("normalizer")
     kinds = ("Precompiled", "Replace", "Lowercase")
     parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
     return (
-        isinstance(pre_tokenizer, dict)
-        and pre_tokenizer.get("type") == "Metaspace"
+        bool(mark_of(specification))
         and specification["model"].get("type") in ("Unigram", "BPE")
         and isinstance(parts, list)
         and all(isinstance(part, dict) and part.get("type") in kinds for part in parts)
     )
+
+
+def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
+    """Return the same with a space before every text ("always"), before none ("never") or the first ("first")."""
+    before, mark = specification["pre_tokenizer"], {**mark_of(specification), "prepend_scheme": scheme}
+    return {
+        **specification,
+        "pre_tokenizer": mark if before["type"] == "Metaspace" else {**before, "pretokenizers": [WORDS_FIRST, mark]},
+    }
 
 
 class ExactText:
@@ -239,8 +278,8 @@ class ExactText:
         self._table = base64.b64decode(tables[0]) if tables else b""
         self._charsmap: Charsmap | None = None
         kinds = [each["type"] for each in _normalizers(specification)]
-        patterns = patterns_of(specification)
-        self._white = [(re.compile(each), by) for each, by in WHITE.items() if each in patterns]
+        self._spacing = [(re.compile(x["pattern"]["Regex"]), x["content"]) for x in _replaced(specification)]
+        self._white = [(pattern, by) for pattern, by in self._spacing if pattern.pattern in WHITE]
         self._lower = tokenizers.normalizers.Lowercase() if "Lowercase" in kinds else None
         self._published = PublishedIds(specification) if "lookup" in roles else None
         self._fixed = _without_faults(specification)
@@ -248,24 +287,32 @@ class ExactText:
         self._before, self._behind = _around(specification)
         whole = {*roles.get(WHOLE, ())}
         self._tokens = [token for token in added_tokens(specification) if token.id in whole]
+        self._python = roles.get("strips") is True
+        self._others: dict[tuple[bool, bool], tokenizers.Tokenizer] = {}
 
     @cached_property
     def _typed(self) -> Splitter:
         """Finds added tokens in a text as it was typed."""
+        if self._python:
+            return PythonSplitter(self._tokens)
         return Splitter([token for token in self._tokens if not token.normalized])
 
     @cached_property
     def _normal(self) -> Splitter:
-        """Finds the others in normalised text."""
-        return Splitter([token for token in self._tokens if token.normalized], self._normalized)
+        """Finds the others in normalised text, in which runs of spaces are what they become."""
+        normal = [token for token in self._tokens if token.normalized and not self._python]
+        return Splitter(normal, lambda content: self._spaced(content)[0])
 
-    @cached_property
-    def _inner(self) -> tokenizers.Tokenizer:
-        """Cuts text behind an added token: where a text's first word alone begins with a space, without it."""
-        before = self._fixed["pre_tokenizer"]
-        if before["prepend_scheme"] != "first":
+    def _cutter(self, first: bool, spaced: bool) -> tokenizers.Tokenizer:
+        """Return what cuts text beside added tokens. first: the text begins there, which counts where its first word
+        alone begins with a space. spaced: spaces are what they become already."""
+        whole = first or mark_of(self._fixed)["prepend_scheme"] != "first"
+        if whole and not spaced:
             return self._backend
-        return _backend({**self._fixed, "pre_tokenizer": {**before, "prepend_scheme": "never"}})
+        if (whole, spaced) not in self._others:
+            changed = self._fixed if whole else with_mark(self._fixed, "never")
+            self._others[whole, spaced] = _backend({**changed, "normalizer": None} if spaced else changed)
+        return self._others[whole, spaced]
 
     def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
         """Return ids and words of each text, </s> included."""
@@ -287,40 +334,48 @@ class ExactText:
         ]
 
     def _may_split(self, text: str) -> bool:
-        return self._typed.may_split(text) or self._normal.may_split(self._normalized(text))
+        normal = self._normal
+        return self._typed.may_split(text) or (bool(normal.tokens) and normal.may_split(self._spaced(text)[0]))
 
-    def _by_parts(self, text: str) -> tuple[Cut, list[tuple[int, int] | None]]:
+    def _by_parts(self, text: str) -> tuple[Cut, list[Place]]:
         """Cut a text between its added tokens; also return where the tokens stand in it."""
         ids, words, places = list(self._before), [None] * len(self._before), [None] * len(self._before)
         word = 0
         for outer in self._typed.parts(text):
-            typed = text[outer.start : outer.end]
-            normal = self._normalized(typed)
-            for part in [Part(outer.id, 0, len(normal))] if outer.id is not None else self._normal.parts(normal):
-                cut, spans = self._part(part, normal, first=not outer.start + part.start)
+            for cut, origin in [self._token(outer)] if outer.id is not None else self._between(outer):
                 count = 1 + max((each for each in cut.word_ids if each is not None), default=-1)
                 ids += cut.ids
                 words += [None if each is None else word + each for each in cut.word_ids]
-                origin = spans if normal == typed else self._places(typed, spans)
                 places += [None if each is None else (outer.start + each[0], outer.start + each[1]) for each in origin]
                 word += count
         after = [None] * len(self._behind)
         return Cut([*ids, *self._behind], [*words, *after]), [*places, *after]
 
-    def _part(self, part: Part, text: str, first: bool) -> tuple[Cut, Sequence[tuple[int, int] | None]]:
-        """Return an added token, or the tokens of the text between two. first: the text begins there."""
-        if part.id is not None:
-            return Cut([part.id], [0]), [(part.start, part.end)]
-        rest, prefix = text[part.start : part.end], None
+    def _token(self, part: Part) -> tuple[Cut, list[Place]]:
+        return Cut([part.id or 0], [0]), [(0, part.end - part.start)]
+
+    def _between(self, outer: Part) -> Iterator[tuple[Cut, list[Place]]]:
+        """Yield the tokens of typed text between two added tokens, part by part, with their places in it."""
+        prefix, typed = None, outer.text
         if self._published is not None:
-            prefix, rest = self._published.without_prefix(rest)
-        backend = self._backend if first else self._inner
-        encoding = backend.encode(rest, add_special_tokens=False)
-        spans = [(part.start + start, part.start + end) for start, end in encoding.offsets]
-        if self._published is None:
-            return Cut(encoding.ids, encoding.word_ids), spans
-        cut = self._published.cut(prefix, rest, encoding)
-        return cut, [*[None] * (len(cut.ids) - len(spans)), *spans]
+            prefix, typed = self._published.without_prefix(typed)
+        spaced, known = self._spaced(typed) if self._normal.tokens else ("", [])
+        if not self._normal.may_split(spaced):
+            normal = self._normalized(typed)
+            encoding = self._cutter(not outer.start, False).encode(normal, add_special_tokens=False)
+            if self._published is None:
+                yield Cut(encoding.ids, encoding.word_ids), self._places(typed, encoding.offsets)
+            else:
+                cut = self._published.cut(prefix, normal, encoding)
+                yield cut, [None] * len(cut.ids)
+            return
+        for part in self._normal.parts(spaced):
+            if part.id is not None:
+                yield Cut([part.id], [0]), [(known[part.start][0], known[part.end - 1][1])]
+                continue
+            encoding = self._cutter(not outer.start + part.start, True).encode(part.text, add_special_tokens=False)
+            offsets = [(part.start + start, part.start + end) for start, end in encoding.offsets]
+            yield Cut(encoding.ids, encoding.word_ids), _at(known, offsets, len(typed))
 
     def located(self, texts: Sequence[str]) -> list[Located]:
         """Return ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids
@@ -339,26 +394,52 @@ class ExactText:
                 found[i] = Located(cut.ids, places)
         return found
 
-    def _places(self, text: str, places: Sequence[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
+    def _places(self, text: str, places: Sequence[Place]) -> list[Place]:
         """Return the same in the text as it was before it was normalised."""
-        if self._charsmap is None:  # lower-cased alone: all but a handful of letters keep their places
+        if self._charsmap is None or self._normalized(text) == text:  # of letters made small a handful are longer
             return list(places)
-        end = len(text)
-        lower = text if self._lower is None else self._lower.normalize_str(text)
-        known = [*self._charsmap.places(lower), (end, end)]
-        return [
-            None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
-            for place in places
-        ]
+        return _at(self._charsmap.places(self._small(text)), places, len(text))
 
-    def _normalized(self, text: str) -> str:
-        text = text if self._lower is None else self._lower.normalize_str(text)
+    def _small(self, text: str) -> str:
+        return text if self._lower is None else self._lower.normalize_str(text)
+
+    def _replaced(self, text: str) -> str:
+        """Return the text with all that the table replaces replaced."""
+        text = self._small(text)
         if self._table:
             self._charsmap = self._charsmap or read_charsmap(self._table)
             text = self._charsmap.normalized(text)
+        return text
+
+    def _normalized(self, text: str) -> str:
+        text = self._replaced(text)
         for pattern, by in self._white:
             text = pattern.sub(by, text)
         return text
+
+    def _spaced(self, text: str) -> tuple[str, list[tuple[int, int]]]:
+        """Return normalised text in which spaces are what they become, and the place in the text of each letter."""
+        made = self._replaced(text)
+        known = [(i, i + 1) for i in range(len(made))]
+        if self._charsmap is not None and made != text:
+            known = self._charsmap.places(self._small(text))
+        for pattern, by in self._spacing:
+            places, end = [], 0
+            for found in pattern.finditer(made):
+                places += known[end : found.start()]
+                places += [(known[found.start()][0], known[found.end() - 1][1])] * len(by)
+                end = found.end()
+            made, known = pattern.sub(by, made), [*places, *known[end:]]
+        return made, known
+
+
+def _at(known: Sequence[tuple[int, int]], places: Sequence[Place], end: int) -> list[Place]:
+    """Return places in a text in which those of the letters are known; it is `end` letters long."""
+    known = [*known, (end, end)]
+    return [
+        None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
+        for place in places
+    ]
 
 
 def _backend(specification: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -389,7 +470,9 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     changed["added_tokens"] = [
         x for x in _added(specification) if not x["special"] and not roles.get("prefixes") and x["id"] not in whole
     ]
-    control = {x["content"] for x in _added(specification)} - {x["content"] for x in changed["added_tokens"]}
+    cut = {*roles.get(CUT, ())}
+    control = {x["content"] for x in _added(specification) if x["id"] not in cut}
+    control -= {x["content"] for x in changed["added_tokens"]}
     normalizers = [
         each
         for each in _normalizers(specification)
@@ -405,7 +488,11 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
 
 def patterns_of(specification: Mapping[str, Any]) -> list[str]:
     """Return the expressions whose matches a parsed tokenizer.json replaces before it cuts text."""
-    return [each["pattern"].get("Regex") for each in _normalizers(specification) if each["type"] == "Replace"]
+    return [each["pattern"]["Regex"] for each in _replaced(specification)]
+
+
+def _replaced(specification: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [x for x in _normalizers(specification) if x["type"] == "Replace" and "Regex" in x["pattern"]]
 
 
 def _normalizers(specification: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -50,10 +50,8 @@ from .pairs import Located, Pair, PairForm
 from .published_ids import problem_of, roles_of, target_of, without_target
 from .sentencepiece import is_whole
 from .sentencepiece_tokenizer import (
-    ENDED_SPACES_PATTERN,
     INNER_SPACES_PATTERN,
-    SPACES_PATTERN,
-    WHITE,
+    OF_SPACES,
     ExactText,
     is_sentencepiece,
 )
@@ -77,8 +75,7 @@ SPLIT_PATTERN = (
 )
 # Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run, but for a published
 # decoder's, each of which has its own: there Oniguruma gives up after ten million steps.
-TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, SPACES_PATTERN, INNER_SPACES_PATTERN, ENDED_SPACES_PATTERN, *WHITE})
-TRUSTED_PATTERNS |= {" {2,}"}
+TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, INNER_SPACES_PATTERN, *(each for x in OF_SPACES.values() for each in x)})
 # Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 

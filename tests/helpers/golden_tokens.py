@@ -12,7 +12,8 @@ from mlx_transformer.families.folder import read_tokenizer
 GOLDEN = Path(__file__).parents[1] / "mlx_transformer" / "families" / "golden_tokens"
 FOLDERS = sorted(folder.relative_to(GOLDEN).as_posix() for folder in GOLDEN.glob("v*/*"))
 ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "modernbert")
-STARTS = {"t5": "pad", "mt5": "pad", "umt5": "pad", "pegasus": "pad", "marian": "pad", "bart": "eos", "mbart": "eos", "m2m_100": "eos"}
+STARTS = dict.fromkeys(("t5", "mt5", "umt5", "pegasus", "marian"), "pad")
+STARTS |= dict.fromkeys(("bart", "mbart", "m2m_100"), "eos")
 
 
 def golden(name: str, where: Path = GOLDEN) -> tuple[dict[str, Any], str, TransformerConfig]:

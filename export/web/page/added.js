@@ -8,6 +8,15 @@ export function addedTokens({ added_tokens: added, post_processor: template }) {
   return added.filter(({ id, special }) => !special && (!prefixes || whole.includes(id)));
 }
 
+// What a word consists of, and white space, as `tokenizers` has them: Rust's \w and \s.
+const WORD = String.raw`[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]`;
+const WHITE = String.raw`\p{White_Space}`;
+const [WORD_BEFORE, WORD_BEHIND] = [new RegExp(`${WORD}$`, 'u'), new RegExp(`^${WORD}`, 'u')];
+
+/** The length of a text without, and that of, the characters of a class at its end or its beginning. */
+const beforeEnd = (text, white) => text.search(new RegExp(`(?<![${white}])[${white}]*$`, 'u'));
+const atBeginning = (text, white) => text.match(new RegExp(`^[${white}]*`, 'u'))[0].length;
+
 export class Added {
   /** spelled: how a token is spelled in the text that it is looked for in. */
   constructor(tokens, spelled = (text) => text) {
@@ -16,26 +25,45 @@ export class Added {
     this.pattern = texts.length ? new RegExp(texts.map(escaped).join('|'), 'gu') : null;
   }
 
-  /** A text taken apart: [{id, text, first, last}], id undefined of what stands between tokens; first, last: whether
-   * the text begins or ends there. */
+  /** A text taken apart: [{id, text, first}], id undefined of what stands between tokens; first: whether the text
+   * begins there. */
   parts(text) {
     const found = [];
     let begun = 0;
     const push = (id, start, end) => {
-      if (id !== undefined || start < end) found.push({ id, text: text.slice(start, end), first: !start, last: end === text.length });
+      if (id !== undefined || start < end) found.push({ id, text: text.slice(start, end), first: !start });
     };
     for (const match of this.pattern ? text.matchAll(this.pattern) : []) {
       const token = this.tokens.get(match[0]);
       let [start, end] = [match.index, match.index + match[0].length];
-      const within = /[\p{L}\p{M}\p{N}\p{Pc}]$/u.test(text.slice(0, start)) || /^[\p{L}\p{M}\p{N}\p{Pc}]/u.test(text.slice(end));
-      if (token.single_word && within) continue;
-      if (token.lstrip) start = Math.max(begun, text.slice(0, start).trimEnd().length);
-      if (token.rstrip) end = text.length - text.slice(end).trimStart().length;
+      const within = () => WORD_BEFORE.test(text.slice(0, start)) || WORD_BEHIND.test(text.slice(end));
+      if (token.single_word && within()) continue;
+      if (token.lstrip) start = Math.max(begun, beforeEnd(text.slice(0, start), WHITE));
+      if (token.rstrip) end += atBeginning(text.slice(end), WHITE);
       push(undefined, begun, start);
       push(token.id, start, end);
       begun = end;
     }
     push(undefined, begun, text.length);
     return found;
+  }
+}
+
+/** Tokens as the tokenizers of transformers that are written in Python find them (PythonSplitter). */
+export class AddedInPython extends Added {
+  parts(text) {
+    const white = String.raw`${WHITE}\x1c-\x1f`;
+    const texts = this.pattern ? text.split(new RegExp(`(${this.pattern.source})`, 'u')).filter(Boolean) : [text];
+    const firsts = texts.map((_, i) => !i);
+    texts.forEach((part, i) => {
+      const token = this.tokens.get(part);
+      if (!token) return;
+      const [left, right] = [texts[i - 1], texts[i + 1]];
+      if (token.rstrip && right) texts[i + 1] = right.slice(atBeginning(right, white));
+      if (token.lstrip && left) texts[i - 1] = left.slice(0, beforeEnd(left, white));
+      if (token.single_word && left && !left.endsWith(' ')) [texts[i - 1], texts[i]] = [texts[i - 1] + part, ''];
+      else if (token.single_word && right && !right.startsWith(' ')) [texts[i + 1], texts[i]] = [part + texts[i + 1], ''];
+    });
+    return texts.map((part, i) => ({ id: this.tokens.get(part)?.id, text: part, first: firsts[i] })).filter((part) => part.text);
   }
 }

@@ -25,15 +25,21 @@ export class ByteLevel {
     this.known = new Map(); // words seen before -> their ids
     const bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
     this.bytes = []; // by id
-    for (const [token, id] of ids) {
-      if (!special.has(id)) this.bytes[id] = Uint8Array.from(token, (letter) => bytes.get(letter));
+    const spelled = [...ids, ...added.map(({ id, content }) => [content, id])];
+    for (const [token, id] of spelled.filter((each) => !special.has(each[1]))) {
+      const found = Array.from(token, (letter) => bytes.get(letter)); // an added token may have other letters
+      this.bytes[id] = found.includes(undefined) ? new TextEncoder().encode(token) : Uint8Array.from(found);
     }
-    for (const { id, content } of added) if (!special.has(id)) this.bytes[id] = new TextEncoder().encode(content);
   }
 
   /** A text as tokens are looked for in it. */
   normalized(text) {
     return text;
+  }
+
+  /** [ids of what a text begins with before it is normalised, the rest]. */
+  withoutPrefix(text) {
+    return [[], text];
   }
 
   cut(text) {

@@ -7,21 +7,28 @@ import { merger } from './merges.js';
 const MARK = '\u2581'; // a space in a piece
 const UNKNOWN_BELOW = 10; // an unknown letter scores this much below the lowest piece
 const WORDS = new RegExp(`${MARK}[^${MARK}]*|[^${MARK}]+`, 'gu');
+const SPACE = /\p{White_Space}+/u;
 const byteToken = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`;
+
+/** The component of a parsed tokenizer.json that marks spaces, alone or behind the one that takes words apart. */
+export function markOf({ pre_tokenizer: before }) {
+  const mark = before.pretokenizers?.[0].type === 'WhitespaceSplit' ? before.pretokenizers[1] : before;
+  return mark.type === 'Metaspace' ? mark : undefined;
+}
 
 export class Pieces {
   /** specification: a parsed tokenizer.json. special: ids without text. */
   constructor(specification, special) {
-    const { model, normalizer, pre_tokenizer: before, decoder, added_tokens: added, post_processor: template } = specification;
+    const { model, normalizer, decoder, added_tokens: added, post_processor: template } = specification;
+    const mark = markOf(specification);
     const roles = template.mlx_transformer ?? {};
     const steps = normalizer?.normalizers ?? [];
     const table = steps.find(({ type }) => type === 'Precompiled');
     this.charsmap = table && new Charsmap(table.precompiled_charsmap);
     this.replaced = steps.filter(({ type }) => type === 'Replace').map((step) => [new RegExp(step.pattern.Regex, 'gu'), step.content]);
-    // Where spaces at an end stay before an added token, they don't at the end of a text.
-    this.stripsEnd = this.replaced.length && !this.replaced.at(-1)[0].source.includes(`[ ${MARK}]+`);
-    this.scheme = before.prepend_scheme;
-    this.split = before.split ?? true;
+    this.ofWords = mark !== specification.pre_tokenizer;
+    this.scheme = mark.prepend_scheme;
+    this.split = mark.split ?? true;
     const unigram = model.type === 'Unigram';
     const texts = [];
     for (const { id, content } of added) texts[id] = content;
@@ -31,12 +38,14 @@ export class Pieces {
     this.unknown = unigram ? model.unk_id : model.vocab[model.unk_token];
     this.fallback = model.byte_fallback ?? false;
     this.byteIds = Array.from({ length: 256 }, (_, byte) => texts.indexOf(byteToken(byte)));
-    this.surfaces = 'lookup' in roles ? new Map(texts.flatMap((text, id) => (text.startsWith(' ') ? [[text.slice(1), id]] : []))) : new Map();
+    const found = texts.flatMap((text, id) => (text.startsWith(' ') ? [[text.slice(1), id]] : []));
+    const whole = added.filter(({ id }) => roles.whole?.includes(id)).map(({ content, id }) => [content, id]);
+    this.surfaces = new Map('lookup' in roles ? [...found, ...whole] : []);
     this.prefixes = roles.prefixes ? new Map(added.filter((each) => !each.special).map(({ content, id }) => [content, id])) : null;
     this.apart = new Set(roles.apart ? (roles.whole ?? []).filter((id) => !special.has(id)) : []);
     this.strips = roles.strips ?? false;
     // Control pieces never match in a text.
-    const control = new Set(added.map(({ content }) => content));
+    const control = new Set(added.filter(({ id }) => !roles.cut?.includes(id)).map(({ content }) => content));
     if (unigram) this.#readUnigram(model.vocab, control, roles.missing ?? []);
     else this.#readBpe(texts, control, model.merges);
     this.special = special;
@@ -65,23 +74,24 @@ export class Pieces {
     this.pieces = merger(this.ids, merges);
   }
 
-  /** A text as tokens are looked for in it; the prefix is taken off before. */
+  /** A text as tokens are looked for in it, its spaces what they become; the prefix is taken off before. */
   normalized(text) {
-    return this.charsmap ? this.charsmap.normalized(text) : text;
+    const replaced = this.charsmap ? this.charsmap.normalized(text) : text;
+    return this.replaced.reduce((made, [pattern, content]) => made.replace(pattern, content), replaced);
   }
 
-  /** Ids of normalised text. first, last: whether it begins and ends the whole text. */
-  cut(text, isFirst = true, isLast = true) {
-    const [first, rest] = this.#withoutPrefix(text);
-    let given = rest;
-    for (const [pattern, content] of this.replaced) given = given.replace(pattern, content);
-    if (isLast && this.stripsEnd) given = given.replace(new RegExp(`[ ${MARK}]+$`, 'u'), '');
-    if (!given) return first;
-    given = given.replaceAll(' ', MARK);
+  /** Ids of normalised text. isFirst: whether it begins the whole text. */
+  cut(text, isFirst = true) {
+    const parts = this.ofWords ? text.split(SPACE) : [text];
+    return parts.flatMap((part, i) => (part ? this.#cut(part, isFirst && !i) : []));
+  }
+
+  #cut(text, isFirst) {
+    let given = text.replaceAll(' ', MARK);
     const begins = this.scheme === 'always' || (this.scheme === 'first' && isFirst);
     if (begins && !given.startsWith(MARK)) given = MARK + given;
     const words = this.split ? given.match(WORDS) : [given];
-    return [...first, ...words.flatMap((word) => this.#known(this.pieces(Array.from(word))))];
+    return words.flatMap((word) => this.#known(this.pieces(Array.from(word))));
   }
 
   /** The text of ids without special ones; in some families with a space on either side of an added token. */
@@ -133,7 +143,7 @@ export class Pieces {
   }
 
   /** [ids of a token such as >>deu<< at the beginning of a text, the rest]. */
-  #withoutPrefix(text) {
+  withoutPrefix(text) {
     const end = this.prefixes && text.startsWith('>>') ? text.indexOf('<<') + 2 : 0;
     return end < 2 ? [[], text] : [[this.prefixes.get(text.slice(0, end)) ?? this.unknown], text.slice(end)];
   }

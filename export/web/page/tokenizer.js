@@ -1,30 +1,34 @@
 // Text to ids and back by a tokenizer.json of this project, trained or imported, as in the Python package; or by two of
 // them, {source, target}, one per language.
 
-import { Added, addedTokens } from './added.js';
+import { Added, AddedInPython, addedTokens } from './added.js';
 import { ByteLevel } from './bytes.js';
-import { Pieces } from './pieces.js';
+import { markOf, Pieces } from './pieces.js';
 
 /** The tokenizer of the specification's kind, and the ids before and after a text. */
 class Side {
   constructor(specification) {
-    const { pre_tokenizer: before, post_processor: template, added_tokens: added } = specification;
-    const silent = template.mlx_transformer?.silent ?? [];
+    const { post_processor: template, added_tokens: added } = specification;
+    const { silent = [], strips: inPython } = template.mlx_transformer ?? {};
     this.special = new Set([...added.filter((each) => each.special).map(({ id }) => id), ...silent]);
-    this.kind = new (before.type === 'Metaspace' ? Pieces : ByteLevel)(specification, this.special);
+    this.kind = new (markOf(specification) ? Pieces : ByteLevel)(specification, this.special);
     const parts = template.single.map(({ SpecialToken: token }) => token && template.special_tokens[token.id].ids);
     const text = parts.indexOf(undefined);
     [this.first, this.last] = [parts.slice(0, text).flat(), parts.slice(text + 1).flat()];
     const tokens = addedTokens(specification);
-    this.typed = new Added(tokens.filter(({ normalized }) => !normalized));
-    this.normal = new Added(tokens.filter(({ normalized }) => normalized), (each) => this.kind.normalized(each));
+    this.typed = inPython ? new AddedInPython(tokens) : new Added(tokens.filter(({ normalized }) => !normalized));
+    this.normal = new Added(inPython ? [] : tokens.filter(({ normalized }) => normalized), (each) => this.kind.normalized(each));
   }
 
   /** Ids of a text, without what stands around it. */
   cut(text) {
-    const cut = (outer) => ({ id, text: part, first, last }) => id ?? this.kind.cut(part, first && outer.first, last && outer.last);
-    const between = (outer) => this.normal.parts(this.kind.normalized(outer.text)).flatMap(cut(outer));
-    return this.typed.parts(text).flatMap((part) => part.id ?? between(part));
+    return this.typed.parts(text).flatMap((part) => part.id ?? this.#between(part));
+  }
+
+  #between({ text, first: isFirst }) {
+    const [prefix, rest] = this.kind.withoutPrefix(text);
+    const parts = this.normal.parts(this.kind.normalized(rest));
+    return [...prefix, ...parts.flatMap(({ id, text: part, first }) => id ?? this.kind.cut(part, first && isFirst))];
   }
 }
 

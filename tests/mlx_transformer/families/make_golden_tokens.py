@@ -1,6 +1,7 @@
 """Small vocabularies of every family with three tokens that their maker added, and what `transformers` makes of text.
 
-One token is special, one takes the spaces before it and is looked for in normalised text, one is neither. Each folder
+One token is special, one takes the spaces before it and is looked for in normalised text, one is neither; "odd" ones
+have more, of all kinds. Each folder
 of `golden_tokens/` holds what `save_pretrained` writes of a tokenizer, and texts.json: lines of many scripts and lines
 with the tokens, their ids without the language's, their decoded texts, and the flags of all added tokens. Version 5
 opens the folders of version 4 and saves them again, so run it where each is, with sentencepiece, in this order:
@@ -37,7 +38,27 @@ TOKENS = [
     AddedToken("<hole>", lstrip=True, normalized=True),
     AddedToken("{NAME}", normalized=False),
 ]
+MORE = [
+    *TOKENS,
+    AddedToken("COVID19", normalized=True),
+    AddedToken("<r>", rstrip=True, normalized=False),
+    AddedToken("cat", single_word=True, normalized=False),
+    AddedToken("Dog", single_word=True, normalized=True),
+    AddedToken("new york", normalized=False),
+    AddedToken("<a", normalized=False),
+    AddedToken("<ab", normalized=True),
+    AddedToken("<abc>", lstrip=True, normalized=False),
+    AddedToken("ar", normalized=False),  # also a piece
+    AddedToken("\u4e2d\u56fd", normalized=True),
+    AddedToken("<both>", lstrip=True, rstrip=True, normalized=False),
+    AddedToken("@USER", single_word=True, lstrip=True, normalized=True),
+    AddedToken("\n", normalized=False),
+    AddedToken(" lead", normalized=False),
+]
 KINDS = {
+    "t5-odd": ("T5TokenizerFast", "t5"),
+    "marian-odd": ("MarianTokenizer", "marian"),
+    "bart-odd": ("BartTokenizerFast", "bart"),
     "t5": ("T5TokenizerFast", "t5"),
     "t5-slow": ("T5Tokenizer", "t5"),
     "t5-new": ("T5Tokenizer", "t5"),
@@ -93,12 +114,12 @@ def write_base(folder: Path, name: str) -> None:
         if name == "m2m100":
             tokens = ["<s>", "<pad>", "</s>", "<unk>", *every[3:]]
             write_json(folder / "vocab.json", {token: id for id, token in enumerate(tokens)})
-    elif name == "marian":
+    elif name.startswith("marian"):
         source, target = pieces(folder / "source.spm"), pieces(folder / "target.spm", 500)
         tokens = dict.fromkeys(["</s>", "<unk>", *source[3:], *target[3:], ">>deu<<", "<pad>"])
         write_json(folder / "vocab.json", {token: id for id, token in enumerate(tokens)})
         write_json(folder / "tokenizer_config.json", {"source_lang": "en", "target_lang": "de"})
-    elif name in ("bart", "roberta"):
+    elif name in ("bart", "bart-odd", "roberta"):
         backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         special, alphabet = ["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.ByteLevel.alphabet()
@@ -155,7 +176,7 @@ ODD = [
 """White space of all kinds at the ends and within."""
 
 
-def lines() -> list[str]:
+def lines(tokens: list[AddedToken]) -> list[str]:
     plain = few()[20:]
     if COUNT:
         every = LINES.read_text(encoding="utf-8").splitlines()
@@ -164,13 +185,30 @@ def lines() -> list[str]:
         plain = [*every, *mixed, *ODD]
     found = [*plain, " two  spaces", "\uff21\uff22\u3000x"]
     for i, line in enumerate(plain):
-        token, other = (TOKENS[j % len(TOKENS)].content for j in (i, i + 1))
+        token, other = (tokens[j % len(tokens)].content for j in (i, i + 1))
         found += [f"{line} {token} {line}", f"{token}{line}", f"{line[:5]}{token}", f"x{token}{other} y {other}."]
-    return found
+    return [*found, *(form.format(t.content) for t in tokens[3:] for form in FORMS)]
+
+
+FORMS = [
+    "x{}",
+    "{}x",
+    "x {} y",
+    "({})",
+    "1{}2",
+    "\xb2{}",
+    "{}\u2160 b",
+    "\t{0}\n{0}",
+    "\u200d{}",
+    "\u24d0{}",
+    "\x85{}\x85a",
+    "  {0}  {0}  ",
+]
 
 
 def make(name: str, folder: Path) -> None:
     kind, model_type = KINDS[name]
+    tokens = MORE if name.endswith("-odd") else TOKENS
     if VERSION == "4":
         with tempfile.TemporaryDirectory() as base:
             write_base(Path(base), name)
@@ -181,9 +219,9 @@ def make(name: str, folder: Path) -> None:
             options |= {"legacy": False} if name == "t5-new" else {}
             tokenizer = getattr(transformers, kind).from_pretrained(base, **options)
         tokenizer.add_special_tokens(
-            {"additional_special_tokens": [TOKENS[0]]}, replace_additional_special_tokens=False
+            {"additional_special_tokens": [tokens[0]]}, replace_additional_special_tokens=False
         )
-        tokenizer.add_tokens(TOKENS[1:])
+        tokenizer.add_tokens(tokens[1:])
     else:
         tokenizer = AutoTokenizer.from_pretrained(OUT / "v4" / name)
     shutil.rmtree(folder, ignore_errors=True)
@@ -198,7 +236,7 @@ def make(name: str, folder: Path) -> None:
         if name in LANGUAGES
         else None
     )
-    texts = lines()
+    texts = lines(tokens)
     ids = [[id for id in judge(line).input_ids if id != language] for line in texts]
     flags = [
         [id, t.content, t.special, t.normalized, t.lstrip, t.rstrip, t.single_word]
