@@ -58,11 +58,13 @@ class Run:
     outputs: Rows
     load: float
     peak: int
+    steps: int
+    """After the first token; 0: as many as tokens."""
 
     def prompt(self, clock: int) -> float:
         return self.first[clock]
 
-    def steps(self, clock: int) -> float:
+    def after(self, clock: int) -> float:
         return self.total[clock] - self.first[clock]
 
 
@@ -152,6 +154,12 @@ def kind(name: EngineName) -> str:
     return KINDS.get(name.precision, name.precision)
 
 
+def competes(peer: EngineName, ours: EngineName) -> bool:
+    """Whether a peer is of our precision; CTranslate2 has nothing below 8 bits."""
+    kinds = {kind(peer), "int4"} if peer.family == "ct2" and kind(peer) == "int8" else {kind(peer)}
+    return peer.is_peer and kind(ours) in kinds
+
+
 def prompts(tokenizer: Path, count: int, options: argparse.Namespace) -> Rows:
     """Rows of `--prompt` ids: of the guide, one after the other; or of each the first half twice."""
     from mlx_transformer.text.tokenizer import Tokenizer
@@ -174,7 +182,8 @@ def measured(name: EngineName, folder: Path, rows: Rows, options: argparse.Names
         length, count = WARM
         worker.continued([row[-length:] for row in rows], count)  # another beginning: ours keeps what it has read
         answer = worker.continued(rows, options.new)
-        run = Run(answer["first"], answer["total"], answer["outputs"], worker.loaded["load"], worker.peak())
+        found = answer["first"], answer["total"], answer["outputs"], worker.loaded["load"], worker.peak()
+        run = Run(*found, answer.get("steps", 0))
     finally:
         worker.close()
     lengths = {len(output) for output in run.outputs}
@@ -198,14 +207,14 @@ def report(names: dict[str, EngineName], runs: Runs, batch: int, options: argpar
             tokens, where = agreement(each[-1].outputs, runs[reference][-1].outputs)
             different |= {name: where} if where else {}
         values = [name, f"{1000 * median(run.first[0] for run in each):,.0f}"]
-        for part, count in ((Run.prompt, options.prompt), (Run.steps, options.new - 1)):
+        for part, count in ((Run.prompt, options.prompt), (Run.after, options.new - 1)):
             values += [f"{batch * count / median(part(run, at) for run in each):,.1f}" for at in (0, 1)]
         peak = median(run.peak for run in each)
         values += [f"{peak / 1e6:,.0f}", f"{median(run.load for run in each):.1f}"]
-        rivals = [other for other in runs if names[other].is_peer and kind(names[other]) == kind(names[name])]
+        rivals = [other for other in runs if competes(names[other], names[name])]
         if not names[name].is_peer and rivals:
             found = tuple(
-                ratio([runs[other] for other in rivals], each, part, clock) for part in (Run.prompt, Run.steps)
+                ratio([runs[other] for other in rivals], each, part, clock) for part in (Run.prompt, Run.after)
             )
             ratios.setdefault(name.split(":")[1], []).append(found)  # type: ignore[arg-type]
             least = min(median(run.peak for run in runs[other]) for other in rivals)
@@ -214,6 +223,9 @@ def report(names: dict[str, EngineName], runs: Runs, batch: int, options: argpar
             values += [""] * 3
         print("|".join(["", *values, tokens, ""]))
     print()
+    for name, each in runs.items():
+        if steps := each[-1].steps:
+            print(f"{name}: {batch * (options.new - 1) / steps:.2f} tokens a step.\n")
     for target, pairs in ratios.items():
         means = (
             f"{geometric_mean(pair[i] for pair in pairs):.2f} (least {min(p[i] for p in pairs):.2f})" for i in (0, 1)

@@ -16,6 +16,10 @@ class Folder:
     def __init__(self, folder: Path, parts: list[str], threads: int):
         self.options = {name: int(value) for name, _, value in (part.partition("=") for part in parts[3:]) if value}
         self.settle: Callable[[], None] = lambda: None
+        self.steps = 0
+        """Steps of the last outputs, of which one may write several tokens."""
+        if self.options.get("speculate"):
+            self._count_lookups()
         if parts[1] == "mlx":
             from .decoders import pin  # before MLX, which counts the cores it may use
 
@@ -41,7 +45,7 @@ class Folder:
     def continued(self, prompts: Rows, count: int, reached: Callable[[], None]) -> Rows:
         from mlx_transformer.decoding.search import SharedSearch
 
-        asked = 0
+        asked, self.steps = 0, 0
 
         def stopped() -> bool:  # asked before the prompt is read, and then after every choice
             nonlocal asked
@@ -59,3 +63,14 @@ class Folder:
             share=SharedSearch(stopped=stopped),
             **self.options,
         )
+
+    def _count_lookups(self) -> None:
+        from mlx_transformer.decoding import speculation
+
+        lookup = speculation.Lookup.__call__
+
+        def counted(lookup_self: Any, text: list[int], most: int) -> list[int]:
+            self.steps += 1
+            return lookup(lookup_self, text, most)
+
+        speculation.Lookup.__call__ = counted  # type: ignore[method-assign]

@@ -6,8 +6,8 @@ JSON, one object a line. It begins with {"load": seconds, "resident": bytes}, th
         with {"seconds": s, "outputs": [ids, ...]}: all batches one after the other, if warm after the first one
         untimed; if timed again and again for at least half a second, and seconds are those of one pass
     {"prompts": rows, "count": n}
-        with {"first": [s, s], "total": [s, s], "outputs": [ids, ...]}: seconds of the wall and of the processor,
-        until the first new token of the last row and until the last one; of a decoder
+        with {"first": [s, s], "total": [s, s], "outputs": [ids, ...], "steps": n}: a decoder's seconds, of the wall and
+        of the processor, until the first new token of the last row and until the last one; steps if it counts them
     {"memory": true}
         with {"peak": bytes}
 
@@ -77,7 +77,7 @@ def continued(engine: Any, request: dict[str, Any]) -> dict[str, Any]:
     first: list[list[float]] = []
     start = time.perf_counter(), time.process_time()
     outputs = engine.continued(request["prompts"], request["count"], lambda: first.append(since(start)))
-    return {"first": first[0], "total": since(start), "outputs": outputs}
+    return {"first": first[0], "total": since(start), "outputs": outputs, "steps": getattr(engine, "steps", 0)}
 
 
 def memory(field: str) -> int:
