@@ -21,14 +21,15 @@ from numpy.typing import NDArray
 
 from mlx_transformer.convert.average import averaged
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, Adapter, AdapterConfig, read_adapter
-from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, Tensors, open_checkpoint, save_checkpoint
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.settings import named_files, read_settings, settings_text
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
-from mlx_transformer.nn.quantize import quantization_of
+from mlx_transformer.nn.quantize import as_numpy, quantization_of
 from mlx_transformer.system.manifest import CARD
+from mlx_transformer.system.tensors import Stored
 
 from .options import TrainingOptions
 from .progress import State
@@ -61,8 +62,8 @@ class Weights:
         """The trained arrays as {name: NumPy array}."""
         return {name: np.array(value) for name, value in named_arrays(self.tree())}
 
-    def table(self, arrays: Arrays | None = None) -> Arrays:
-        """All weights of a checkpoint, with the names of `core/parameters.py`."""
+    def table(self, arrays: Arrays | None = None) -> Tensors:
+        """All weights of a checkpoint, with the names of `core/parameters.py`; read from the model one by one."""
         return self.arrays() if arrays is None else arrays
 
     def extra_files(self) -> dict[str, Any]:
@@ -107,10 +108,24 @@ class AdapterWeights(Weights):
     def tree(self) -> Any:
         return self.model.trainable_parameters()
 
-    def table(self, arrays: Arrays | None = None) -> Arrays:
-        adapter, head = self._adapter(arrays), {name: (arrays or self.arrays())[name] for name in self.head}
-        base = {n: array.astype(self.types.get(n, array.dtype), copy=False) for n, array in self._base().items()}
-        return {name: adapter.merged(name, weight) for name, weight in base.items()} | head
+    def table(self, arrays: Arrays | None = None) -> Tensors:
+        adapter, new = self._adapter(arrays), {} if not self.head else self.arrays() if arrays is None else arrays
+        held, schemes = dict(named_arrays(self.model.parameters())), quantization_of(self.model)
+
+        def merged(name: str, dtype: np.dtype) -> NDArray:
+            if name in schemes:
+                own = {n: as_numpy(a) for n, a in held.items() if n.rpartition(".")[0] == name.rpartition(".")[0]}
+                weight = schemes[name].packed(name, own).widened().dequantised()
+            else:
+                weight = as_numpy(held[name])
+            return adapter.merged(name, weight.astype(dtype, copy=False))
+
+        def later(name: str, shape: tuple[int, ...]) -> Any:
+            dtype = self.types.get(name, np.dtype(np.float32))
+            return Stored(shape, dtype, lambda: merged(name, dtype))
+
+        shapes = parameter_shapes(self.model.config)
+        return {name: new[name] if name in self.head else later(name, shapes[name]) for name in shapes}
 
     def extra_files(self) -> dict[str, Any]:
         adapter, files = self._adapter(None), self.files
@@ -137,16 +152,6 @@ class AdapterWeights(Weights):
     def _adapter(self, arrays: Mapping[str, NDArray] | None) -> Adapter:
         arrays = self.arrays() if arrays is None else arrays
         return Adapter(self.config, {name: array for name, array in arrays.items() if name not in self.head})
-
-    def _base(self) -> Arrays:
-        """The base model's weights; quantised weights are dequantised."""
-        stored, schemes, weights = self.model.weights(), quantization_of(self.model), Arrays()
-        for name in parameter_shapes(self.model.config):
-            if name in schemes:
-                weights[name] = schemes[name].packed(name, stored).widened().dequantised()
-            else:
-                weights[name] = stored[name]
-        return weights
 
 
 class MovingAverage:
