@@ -135,7 +135,7 @@ def to_marian_command(
 def to_gguf_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("File to write, NAME.gguf.")],
-    type: Annotated[str, Option(help="Type of the matrices: f32, f16, bf16, q8_0 or q4_0.")] = "f32",
+    type: Annotated[Literal["f32", "f16", "bf16", "q8_0", "q4_0"], Option(help="Type of the matrices.")] = "f32",
     force: Force = False,
 ) -> None:
     """Write a checkpoint in the format of llama.cpp."""

@@ -79,7 +79,7 @@ class Options:
     """Sample from tokens at least this times as likely as the likeliest, e.g. 0.05; 0: all."""
     seed: Annotated[int, Bounds(at_least=0, at_most=2**64 - 1)] = 0
     """Seed of sampling."""
-    repetition_penalty: Annotated[float, Bounds(above=0, at_most=100)] = field(default=1.0, metadata=ADVANCED)
+    repetition_penalty: Annotated[float, Bounds(at_least=0.01, at_most=100)] = field(default=1.0, metadata=ADVANCED)
     """Above 1, repeated tokens become less likely (Keskar et al. 2019): their logit (in beam search, log p) is divided
     by this, or multiplied if it is negative."""
     presence_penalty: Annotated[float, Bounds(at_least=-2, at_most=2)] = field(default=0.0, metadata=ADVANCED)

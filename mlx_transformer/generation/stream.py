@@ -250,5 +250,7 @@ def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
 
 def check_stop(stop: Sequence[str]) -> None:
     """Raise `UserError` unless `stop` is a list of non-empty strings."""
-    if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
-        raise UserError("stop: give a list of words, none of them empty")
+    if isinstance(stop, str) or not all(isinstance(word, str) for word in stop):
+        raise UserError("stop: give a list of words")
+    if "" in stop:
+        raise UserError("stop: an empty word ends no text; leave it out")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import date as Date  # noqa: N812 - a type
 from datetime import datetime
+from difflib import get_close_matches
 from functools import lru_cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,6 +43,8 @@ WIDEST = 1000
 """Functions and filters that pad to a width, and the largest width."""
 GROWING = {"*", "replace", "join", "indent"}
 """Operations whose result may be as large as the product of two arguments."""
+ROLES = ("system", "user", "assistant", "tool", "developer", "model", "function")
+"""A role that is nearly one of these is misspelt; templates know others, which are left to them."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that programs use for a message's reasoning; each template reads a different name."""
 
@@ -216,6 +219,9 @@ def _without_none(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f'{message!r:.60} is no message: give {{"role": "user", "content": "..."}}')
     known = {key: value for key, value in message.items() if value is not None}
+    role = known.get("role")
+    if role not in ROLES and isinstance(role, str) and (near := get_close_matches(role, ROLES, 1, 0.75)):
+        raise UserError(f"role {role!r:.40}: did you mean {near[0]!r}?")
     reasoning = next((known[name] for name in REASONING if name in known), None)
     return known if reasoning is None else {"thinking": reasoning, **known, "reasoning_content": reasoning}
 

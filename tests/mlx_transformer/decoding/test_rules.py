@@ -109,6 +109,7 @@ WRONG = {
     "beam='many' must be a whole number": {"num_beams": "many"},
     "early_stopping='soon' must be true, false or \"never\"": {"num_beams": 2, "early_stopping": "soon"},
     "repetition_penalty=0.0 must be": {"repetition_penalty": 0.0},
+    "repetition_penalty=1e-30 must be": {"repetition_penalty": 1e-30},
     "max_new_tokens='long' must be": {"max_length": "long"},
     "no_repeat_ngram=-1 must be": {"no_repeat_ngram_size": -1},
     "suppressed_first: 40 is outside the vocabulary of 40": {"begin_suppress_tokens": [40]},

@@ -150,6 +150,12 @@ def test_templates_see_plain_data_alone():
             rendered("", wrong)
 
 
+def test_a_misspelt_role_is_refused_and_a_makers_own_is_not():
+    with pytest.raises(UserError, match=r"^role 'asistant': did you mean 'assistant'"):
+        rendered("", [{"role": "user", "content": "2 + 2"}, {"role": "asistant", "content": "4"}])
+    assert rendered("{{ messages[0].role }}", [{"role": "environment", "content": "4"}]) == "environment"
+
+
 ENDLESS = {
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "calls": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
