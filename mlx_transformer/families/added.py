@@ -21,6 +21,7 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object
 from mlx_transformer.text.added_tokens import (
     FLAGS,
+    NORMALIZED,
     SILENT,
     WHOLE,
     AddedToken,
@@ -160,12 +161,13 @@ def with_tokens(
 
 
 def with_specials(specification: Mapping[str, Any], published: bool) -> dict[str, Any]:
-    """Set the `special` flags of added tokens in a parsed tokenizer.json of ours.
+    """Set the flags `special` and `normalized` of added tokens in a parsed tokenizer.json of ours.
 
     published: as the maker set them. Otherwise a token is not special if it is a single id in a text."""
-    silent = {*roles_of(specification).get(SILENT, ())}
+    roles = roles_of(specification)
+    flagged = {"special": {*roles.get(SILENT, ())}, "normalized": {*roles.get(NORMALIZED, ())}}
     entries = [
-        {**entry, "special": published} if entry.get("id") in silent else entry
+        {**entry, **{flag: published for flag, ids in flagged.items() if entry.get("id") in ids}}
         for entry in specification.get("added_tokens") or ()
     ]
     changed = {**specification, "added_tokens": entries}

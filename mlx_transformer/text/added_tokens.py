@@ -22,9 +22,10 @@ SYNTAX, ESCAPED = re.compile(r"[][^$.*+?(){}|/\\]"), r"\\\g<0>"
 """Characters of regular expressions, in Rust and in JavaScript, and what stands for each."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 WORDS_FIRST = {"type": "WhitespaceSplit"}
-SILENT, WHOLE, CUT = "silent", "whole", "cut"
+SILENT, WHOLE, CUT, NORMALIZED = "silent", "whole", "cut", "normalized"
 """Roles: ids of added tokens that are left out of decoded text; of a vocabulary of pieces, ids of all added tokens
-that are found in text before it is cut, and of those among them that other text is cut into, too."""
+that are found in text before it is cut, of those among them that other text is cut into, too, and of those that their
+maker called normalised where they are looked for in text as it was typed."""
 
 
 class AddedToken(NamedTuple):

@@ -21,7 +21,7 @@ import tokenizers
 
 from mlx_transformer.system.errors import UserError
 
-from .added_tokens import CUT, ROLES, SILENT, WHOLE
+from .added_tokens import CUT, NORMALIZED, ROLES, SILENT, WHOLE
 from .sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
 TARGET_ONLY, PREFIX = 7, 8
@@ -53,7 +53,7 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
     named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
     if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
         return f"the ids of {' and '.join(named)} are none of its own"
-    for name in (SILENT, WHOLE, CUT):
+    for name in (SILENT, WHOLE, CUT, NORMALIZED):
         ids = roles.get(name, [])
         if not isinstance(ids, list) or not all(type(id) is int and 0 <= id < size for id in ids):
             return f"{name} are no ids of its own"

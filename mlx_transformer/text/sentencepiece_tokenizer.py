@@ -25,6 +25,7 @@ from mlx_transformer.system.errors import UserError
 
 from .added_tokens import (
     CUT,
+    NORMALIZED,
     SILENT,
     WHOLE,
     WORDS_FIRST,
@@ -111,12 +112,15 @@ def tokenizer_json(
         and (type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE))
     ]
     known = {token.id for token in tokens}
-    added += [token.entry(special=token.id not in known) for token in whole.values()]
+    typed = bool(roles and roles.get("strips"))  # Python's tokenizers look for all of them in text as it was typed
+    shown = [token._replace(normalized=token.normalized and not typed) for token in whole.values()]
+    added += [token.entry(special=token.id not in known) for token in shown]
     added.sort(key=lambda entry: entry["id"])
     if tokens:
         unsaid = sorted(token.id for token in tokens if token.special)
         cut = [id for id in sorted(known) if id < len(model.pieces) and model.pieces[id].type == NORMAL]
-        listed = {WHOLE: sorted(known), CUT: cut, SILENT: unsaid}
+        normalized = sorted(token.id for token in tokens if token.normalized and typed)
+        listed = {WHOLE: sorted(known), CUT: cut, NORMALIZED: normalized, SILENT: unsaid}
         roles = {**(roles or {}), **{name: ids for name, ids in listed.items() if ids}}
     normalizers: list[dict[str, Any]] = []
     if model.charsmap:
