@@ -18,11 +18,12 @@ FIELDS = {
     "/detect": ["q", "api_key"],
     "/v1/completions": [
         *("model", "prompt", "max_tokens", "n", "best_of", "stop", "stream", "stream_options", "logprobs", "echo"),
-        *("logit_bias", "presence_penalty", "suffix", "temperature", "top_p", "top_k", "seed", "user"),
+        *("logit_bias", "presence_penalty", "suffix", "temperature", "top_p", "top_k", "seed", "user", "speculate"),
     ],
     "/v1/chat/completions": [
         *("model", "messages", "max_completion_tokens", "n", "stop", "stream", "stream_options", "logprobs", "seed"),
         *("top_logprobs", "tools", "tool_choice", "response_format", "chat_template_kwargs", "min_p", "metadata"),
+        "speculate",
         *["messages"] * 5,
     ],
     "/v1/embeddings": ["model", "input", "encoding_format", "dimensions", "prompt", "prompt_name", "user"],
