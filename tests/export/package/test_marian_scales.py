@@ -24,7 +24,7 @@ BIN = "model.intgemm.alphas.bin"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_student(tmp_path_factory.mktemp("student") / "run", steps=10)
+    return train_student(tmp_path_factory.mktemp("student") / "run", steps=40)
 
 
 @pytest.fixture(scope="module")

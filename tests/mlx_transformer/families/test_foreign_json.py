@@ -22,8 +22,8 @@ FOLDERS = (
     "golden_decoders/gpt2-numbered",
     "golden_vectors/gemma3",
 )
-MOST = 150
-"""Values of one file that are tried, some of a tokenizer's."""
+MOST = 60
+"""Values of a file that are tried; `make fuzz` draws others."""
 LONGEST = 700
 """Characters of a message, the folder's name aside."""
 

@@ -126,9 +126,9 @@ def model_of(changes, vocab_size=31):
 @pytest.mark.parametrize("name", thinned(CONFIGS, 2))
 def test_the_cache_changes_nothing(name):
     model = model_of(CONFIGS[name])
-    sources = rows(7, 31, seed=2)
+    sources = rows(4, 31, seed=2)
     for options in ({}, {"beam": 3, "n_best": 3, "length_penalty": 1.0}, {"sample": True, "seed": 3}):
-        options = {"max_new_tokens": 12, "min_new_tokens": 2, **options}
+        options = {"max_new_tokens": 8, "min_new_tokens": 2, **options}
         results = model.search(sources, **options)
         assert model.training
         expected = search(Uncached(model.eval()), sources, **options)

@@ -192,7 +192,7 @@ def distilled(folder, teacher, model=SIZES, **training):
     return Recipe.from_dict({"data": data, "model": dict(model), "training": training})
 
 
-@pytest.mark.parametrize("width", [32, 16])
+@pytest.mark.parametrize("width", [16, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_student_comes_near_its_teacher(width, tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{line['text']}\t{line['text'].upper()}\n" for line in lines("label")), encoding="utf-8")
