@@ -553,6 +553,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
     _check_precompiled(specification.get("normalizer"), origin)
+    _check_template(specification.get("post_processor"), origin)
     for pattern in () if is_makers(specification) else _patterns(specification):
         if pattern not in TRUSTED_PATTERNS and pattern != silent_pattern(silent_contents(specification)):
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
@@ -581,6 +582,22 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
         _check_precompiled(inner, origin)
     if normalizer.get("type") == "Precompiled" and not is_whole(normalizer.get("precompiled_charsmap")):
         raise UserError(f"{origin}: the table of its Precompiled normalizer is damaged; restore it from a copy")
+
+
+def _check_template(processor: Any, origin: str) -> None:
+    """Raise `UserError` if a template has a special token that it doesn't list: the library would panic at a text."""
+    if not isinstance(processor, dict):
+        return
+    inside = processor.get("processors")
+    for inner in inside if isinstance(inside, list) else ():
+        _check_template(inner, origin)
+    listed = processor.get("special_tokens")
+    for form in ("single", "pair") if isinstance(listed, dict) else ():
+        parts = processor.get(form)
+        for part in parts if isinstance(parts, list) else ():
+            token = part.get("SpecialToken") if isinstance(part, dict) else None
+            if isinstance(token, dict) and isinstance(token.get("id"), str) and token["id"] not in listed:
+                raise UserError(f"{origin}: post_processor: {token['id']!r:.60} isn't one of its special_tokens")
 
 
 def _patterns(node: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mlx_transformer.families.conversion import Imported, read_published
 from mlx_transformer.families.sentence_folder import read_sentence_folder
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import JsonObject
+from mlx_transformer.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 FOLDERS = (
@@ -88,6 +90,18 @@ def test_a_value_that_is_missing_or_null_has_its_default():
         values.object("inner").object("a").text("b")
     with pytest.raises(UserError, match="flag is False, not a whole number"):
         values.whole("flag")
+
+
+@pytest.mark.parametrize("form", ["single", "pair"])
+def test_a_template_lists_its_special_tokens(form: str) -> None:
+    """The library would panic at the first text, or at the first pair."""
+    file = HERE / "golden_vectors" / "gemma3" / "tokenizer.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    template = values["post_processor"]
+    wrong = {**template, form: [{"SpecialToken": {"id": "<x>", "type_id": 0}}, *template[form]]}
+    for processor in (wrong, {"type": "Sequence", "processors": [wrong]}):
+        with pytest.raises(UserError, match="theirs: post_processor: '<x>' isn't "):
+            Tokenizer(json.dumps({**values, "post_processor": processor}), "theirs")
 
 
 def test_a_long_list_of_problems_is_a_count_and_the_first(tmp_path: Path) -> None:
