@@ -1,21 +1,27 @@
-"""A translation model as one graph: encoder, decoder, search.
+"""A model as one graph: a translation model with its search, or a text encoder with its tokenizer and pooling.
 
-Shapes: B sentences, S source, n = n_best, T longest output returned, V vocabulary.
+Shapes: B sentences, S source, n = n_best, T longest output returned, V vocabulary; W numbers of a vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
 
 from export.graph.builder import IR_VERSION, GraphBuilder, merge_equal
-from export.interface import SEARCH, TEXT_SETTINGS, Request
+from export.interface import SEARCH, TEXT_SETTINGS, TEXT_VECTORS, Request
+from export.nn.model import Transformer
 from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
 from export.targets.cpu.network import OPSETS, join_reshapes, use_gemm
+from export.targets.sentence_embedding import vector_outputs
 from export.targets.table import target_of
+from mlx_transformer.core.heads import EMBEDDING
+from mlx_transformer.core.inputs import companions
+from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
@@ -26,6 +32,7 @@ from .options import OptionInputs, Vocabulary, set_defaults
 from .pieces import PieceOps, has_pieces
 from .steps import READ, WRITTEN, run
 from .text import BytePairOps, is_blank
+from .wordpiece import WordPieceOps
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}
 """The decoder's step by kind of operators: standard, or ONNX Runtime's own, which measured faster on its CPU."""
@@ -116,3 +123,25 @@ def _search(
     decoder = decoders[operators](g.op, request, source, mask, strategy.beam, vocabulary)
     state, written = run(g.op, decoder, strategy)
     return strategy.results(g.op, state, written[WRITTEN], written.get(READ))
+
+
+def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> ir.Model:
+    r"""
+    text (B,) --> tokenizer --> ids (B, S) ------> encoder --> pooling, dense layers, unit length --> sentence_embedding
+                           \--> mask (B, S) --------^-------------^                                              (B, W)
+
+    tokenizer: the text of a tokenizer.json. embedding: the folder's pooling settings; its default prompt is put before
+    each text. Raises UserError for settings that the graph can't follow, e.g. lower-casing.
+    """
+    left_out = embedding.prompt() and not embedding.prompt_counts
+    if left_out or embedding.lower_case:
+        what = "leaves the tokens of its prompt out" if left_out else "lower-cases text beforehand"
+        raise UserError(f"{EMBEDDING}: {what}: a file that takes text can't; export a folder")
+    request = replace(request, embedding=replace(embedding.arithmetic, sparse=False, multi=None))
+    g = GraphBuilder.declared(TEXT_VECTORS, request)
+    most = min(embedding.max_length or request.config.max_positions, request.config.max_positions)
+    ids, mask = WordPieceOps(tokenizer, most, embedding.prompt()).encode(g.op, g.inputs["text"])
+    others = {entry.name: g.op.Mul(mask, entry.fill(request.config)) for entry in companions(request.config)}
+    memory = Transformer(request.config).encode(g.op, ids, mask, **others, tap=g.tap)
+    g.give(**vector_outputs(g.op, request, memory, mask))
+    return g.model()

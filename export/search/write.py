@@ -49,7 +49,7 @@ from mlx_transformer.system.durable import Output, Target, replace_files
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Progress, no_progress
 
-from .graph import search_model
+from .graph import search_model, vector_model
 from .metadata import (
     ACTIVATIONS,
     ATTENTION,
@@ -66,7 +66,6 @@ from .metadata import (
 from .options import ALL_LOGITS
 from .pieces import has_pieces
 from .steps import STEPS
-from .vectors import vector_model
 
 if TYPE_CHECKING:
     from typing import Unpack

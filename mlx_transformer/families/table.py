@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from mlx_transformer.core.config import TransformerConfig
 
-from .bart import BART, MBART
-from .bert import BERT
+from .bart import BART, M2M100, MBART
+from .bert import BERT, ROBERTA, XLM_ROBERTA
 from .distilbert import DISTILBERT
 from .engine import Family, differences
 from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt2 import GPT2
 from .llama import LLAMA, MISTRAL
 from .llama_like import GRANITE, HUNYUAN, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3
-from .m2m100 import M2M100
 from .marian import MARIAN, PEGASUS
 from .modernbert import MODERNBERT
-from .roberta import ROBERTA, XLM_ROBERTA
 from .t5 import MT5, T5, UMT5
 
 MODELS = (MARIAN, PEGASUS, BART, MBART, M2M100, T5, MT5, UMT5, BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT)

@@ -19,8 +19,8 @@ from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.positions import sinusoids
 from mlx_transformer.families import engine
+from mlx_transformer.families.bart import M2M100
 from mlx_transformer.families.engine import config_of, differences
-from mlx_transformer.families.m2m100 import M2M100
 from mlx_transformer.families.marian import MARIAN
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_object
