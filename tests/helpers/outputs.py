@@ -16,7 +16,7 @@ READ = set(
     "model checkpoint source reference base adapter checkpoints input onnx runs a b folder models teacher".split()
 )
 READ |= set("calibrate shortlist gate_source gate_reference assets original web api_key_file".split())
-READ |= set("pairs similarity labelled valid_source valid_target hostfile path messages tools".split())
+READ |= set("pairs similarity labelled valid_source valid_target hostfile path messages tools text draft".split())
 """Parameters that are paths of something that is read."""
 TEXTS = ("source", "reference", "input")
 TABLES = {"pairs", "similarity", "labelled"}

@@ -13,7 +13,7 @@ def write_web_package(node_modules: Path, version: str = "9.8.7", package: Packa
     folder = node_modules / package.name
     (folder / "dist").mkdir(parents=True)
     (folder / "package.json").write_text(json.dumps({"name": package.name, "version": version}))
-    for name in (*package.needed, "all.js"):
+    for name in (*package.needed, "ort.all.js"):
         (folder / "dist" / name).write_text(f"// {name}")
     return folder
 

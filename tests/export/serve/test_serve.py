@@ -115,7 +115,7 @@ def test_bad_requests(shared, body, status, message):
         error = answer.json()["error"]
         assert message in error
         assert "\n" not in error
-        assert len(error) <= 460
+        assert len(error) <= 480
 
 
 def test_stream_takes_one_line_and_no_beam(shared):

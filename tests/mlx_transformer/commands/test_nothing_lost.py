@@ -150,7 +150,7 @@ def test_training_touches_nothing_else(call, others, tmp_path):
 
 
 def test_who_replaces_a_model_has_accepted_nothing(call, made, others, tmp_path, monkeypatch):
-    monkeypatch.setitem(LIMITS, "int8", Limits(1.1, 100.0, 100.0))
+    monkeypatch.setitem(LIMITS, "int8", Limits(1.1, 100.0, 100.0, 100.0))
     text, out = tmp_path / "text", tmp_path / "onnx"
     text.write_text("\n".join(LINES), encoding="utf-8")
     shutil.copytree(made / "onnx", out)
