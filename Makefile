@@ -275,7 +275,7 @@ $(CONSUMERS_VENV)/.installed: $(CONSUMERS)/constraints.txt | $(VENV)/.installed-
 	@$(BIN)/python -m venv --clear $(CONSUMERS_VENV)
 	@$(CONSUMERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
 	  -c $(CONSUMERS)/constraints.txt 'optimum-onnx[onnxruntime]' transformers sentence-transformers torch \
-	  onnxruntime-genai openai libretranslatepy
+	  onnxruntime-genai openai libretranslatepy llm langchain-openai
 	@touch $@
 
 # Without the install scripts, which fetch CUDA libraries: the binary for the CPU is in onnxruntime-node's package.

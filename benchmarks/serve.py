@@ -5,6 +5,10 @@
 The server is a process of its own on a free port, and so is each row of direct calls; the clients are this one process
 and send one sentence after the other over connections that stay open. Everything shares the machine's cores.
 Sentences are taken from FILE in a fixed order.
+
+    python benchmarks/serve.py ONNX --text FILE --tokens 32 [--clients 1 8 32]
+
+Of a decoder: each client streams one completion of so many tokens, of a line of FILE; all begin at the same time.
 """
 
 from __future__ import annotations
@@ -50,8 +54,11 @@ def main() -> int:
     parser.add_argument("--max-wait-ms", type=float, default=5.0)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--direct", type=int, nargs="*", default=[1, 8, 32], help="batch sizes of direct calls")
+    parser.add_argument("--tokens", type=int, help="of each completion of a decoder")
     chosen = parser.parse_args()
     lines = chosen.text.read_text(encoding="utf-8").split("\n")[:-1]
+    if chosen.tokens:
+        return of_decoder(chosen, lines)
     rows = []
     for batch in chosen.direct:
         given = [str(chosen.model), str(chosen.text), chosen.seconds, chosen.beam, chosen.threads, batch]
@@ -75,6 +82,55 @@ def main() -> int:
     return 0
 
 
+def of_decoder(chosen: argparse.Namespace, lines: list[str]) -> int:
+    rows = []
+    process, port = started(chosen)
+    try:
+        asyncio.run(completions(port, lines[:2], 2))
+        for clients in chosen.clients:
+            prompts, before, began = list(islice(cycle(lines), clients)), used(process.pid), time.perf_counter()
+            first, tokens = zip(*asyncio.run(completions(port, prompts, chosen.tokens)), strict=True)
+            seconds, busy = time.perf_counter() - began, used(process.pid) - before
+            about = f"{sum(tokens) / seconds:.1f} | {sum(tokens) / max(busy, 1):.1f}"
+            rows.append(f"| {clients} clients | {about} | {statistics.median(first):.2f} | {max(first):.2f} |")
+    finally:
+        process.terminate()
+        process.wait()
+    print(", ".join(f"{name} {version}" for name, version in versions().items()))
+    print(f"{chosen.tokens} tokens each, threads {chosen.threads}, workers {chosen.workers}\n")
+    print("| | tokens/s | tokens a CPU second of the server | first token, s | last client's |\n|-|-|-|-|-|")
+    print(*rows, sep="\n")
+    return 0
+
+
+async def completions(port: int, prompts: list[str], tokens: int) -> list[tuple[float, int]]:
+    """Seconds to the first token, and the number of tokens, of a streamed completion of each prompt."""
+
+    async def client(prompt: str) -> tuple[float, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+        body = json.dumps({"model": "decoder", **asked, "stream_options": {"include_usage": True}}).encode()
+        began, first, usage = time.perf_counter(), 0.0, 0
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                first = first or time.perf_counter() - began
+                usage = (json.loads(line[6:])["usage"] or {}).get("completion_tokens", 0)
+        writer.close()
+        return first, usage
+
+    return await asyncio.gather(*map(client, prompts))
+
+
+def used(process: int) -> float:
+    """CPU seconds of a process."""
+    done = subprocess.run(["ps", "-o", "time=", "-p", str(process)], capture_output=True, text=True, check=True)
+    days, _, clock = done.stdout.strip().rpartition("-")
+    parts = [float(part) for part in clock.split(":")]
+    return 86400 * int(days or 0) + sum(part * 60**i for i, part in enumerate(reversed(parts)))
+
+
 def row(name: str, rate: float, seconds: list[float]) -> str:
     p99 = sorted(seconds)[int(0.99 * (len(seconds) - 1))]
     return f"| {name} | {rate:.0f} | {1000 * statistics.median(seconds):.1f} | {1000 * p99:.1f} |"
@@ -82,7 +138,8 @@ def row(name: str, rate: float, seconds: list[float]) -> str:
 
 def started(chosen: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
     """The server once it is ready, and its port."""
-    command = [sys.executable, "-m", "export", "serve", str(chosen.model), "--port", "0"]
+    name = "decoder=" if chosen.tokens else ""
+    command = [sys.executable, "-m", "export", "serve", f"{name}{chosen.model}", "--port", "0"]
     command += ["--workers", str(chosen.workers), "--max-wait-ms", str(chosen.max_wait_ms)]
     command += ["--threads", str(chosen.threads)] if chosen.threads else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Our server asked by others' clients, `openai` and `libretranslatepy`, and by `curl` as their pages have it."""
+"""Our server asked by others' clients, `openai`, `llm`, LangChain's and `libretranslatepy`, and by `curl`."""
 
 import json
 import re
@@ -105,6 +105,20 @@ def test_openai_chats(said: dict[str, Any], models: dict[str, Path]) -> None:
     assert found["drawn"] == [model.tokenizer.decode(ids) for ids in model.generate([ids] * 2, **options)]
     assert found["extra"] == model.chat(messages, repetition_penalty=1.5, max_new_tokens=9)
     assert "response_format: this server doesn't have it" in found["refused"]
+
+
+def test_langchain_and_llm_chat(said: dict[str, Any], models: dict[str, Path]) -> None:
+    model = OnnxTransformer(models["chat"], threads=1)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <|im_end|>"}]
+    whole, ids = model.chat(messages, max_new_tokens=9), model.chat_ids(messages)
+    found = said["langchain"]
+    assert found["text"] == found["streamed"] == whole
+    assert found["usage"] == found["stream usage"] == [len(ids), len(model.generate([ids], max_new_tokens=9)[0])]
+    assert found["reason"] in ("length", "stop")
+    assert found["batch"] == [whole, model.chat(messages[1:], max_new_tokens=9)]
+    assert said["llm"]["text"] == said["llm"]["streamed"] == whole
+    turns = [*messages, {"role": "assistant", "content": whole}, {"role": "user", "content": "And?"}]
+    assert said["llm"]["next"] == model.chat(turns, max_new_tokens=9)
 
 
 def test_openai_gets_vectors(said: dict[str, Any], models: dict[str, Path]) -> None:

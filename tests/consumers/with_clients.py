@@ -1,4 +1,4 @@
-"""What the clients `openai` and `libretranslatepy` make of our server: runs where no package of ours is.
+"""What `openai`, `llm`, LangChain's client and `libretranslatepy` make of our server: runs where no package of ours is.
 
     python with_clients.py PORT KEY IDS
 
@@ -6,10 +6,15 @@ The result is one line of JSON on standard output.
 """
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import urllib.error
+from pathlib import Path
 
 import openai
+from langchain_openai import ChatOpenAI
 from libretranslatepy import LibreTranslateAPI
 
 PORT, KEY, *GIVEN = sys.argv[1:]
@@ -97,6 +102,51 @@ def with_openai():
     }
 
 
+def with_langchain():
+    model = ChatOpenAI(
+        model="chat",
+        base_url=f"{ADDRESS}/v1",
+        api_key=KEY,
+        temperature=0,
+        max_tokens=9,
+        max_retries=0,
+        stream_usage=True,
+    )
+    whole, parts = model.invoke(MESSAGES), list(model.stream(MESSAGES))
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    return {
+        "text": whole.content,
+        "reason": whole.response_metadata["finish_reason"],
+        "usage": [whole.usage_metadata["input_tokens"], whole.usage_metadata["output_tokens"]],
+        "streamed": total.content,
+        "stream usage": [total.usage_metadata["input_tokens"], total.usage_metadata["output_tokens"]],
+        "batch": [each.content for each in model.batch([MESSAGES, MESSAGES[1:]])],
+    }
+
+
+def with_llm():
+    """The command `llm`, whose file of models names ours: a prompt, whole and streamed, and the chat's next turn."""
+    with tempfile.TemporaryDirectory() as name:
+        entry = {"model_id": "ours", "model_name": "chat", "api_base": f"{ADDRESS}/v1", "api_key_name": "ours"}
+        (Path(name) / "extra-openai-models.yaml").write_text(json.dumps([entry]))
+        (Path(name) / "keys.json").write_text(json.dumps({"ours": KEY}))
+        command = [str(Path(sys.executable).parent / "llm"), "prompt", "-m", "ours", "-o", "temperature", "0"]
+        command += ["-o", "max_tokens", "9"]
+
+        def said(*arguments):
+            kept = {**os.environ, "LLM_USER_PATH": name}
+            done = subprocess.run(
+                [*command, *arguments], capture_output=True, text=True, env=kept, stdin=subprocess.DEVNULL
+            )
+            return done.stdout.removesuffix("\n") if done.returncode == 0 else done.stderr
+
+        system, user = (message["content"] for message in MESSAGES)
+        whole = said("--no-stream", "-s", system, user)
+        return {"text": whole, "streamed": said("-s", system, user), "next": said("-c", "And?")}
+
+
 def with_libretranslate():
     client = LibreTranslateAPI(ADDRESS, api_key=KEY)
     try:
@@ -112,4 +162,5 @@ def with_libretranslate():
     }
 
 
-print(json.dumps({"openai": with_openai(), "libretranslate": with_libretranslate()}))
+said = {"openai": with_openai(), "libretranslate": with_libretranslate()}
+print(json.dumps({**said, "langchain": with_langchain(), "llm": with_llm()}))
