@@ -13,7 +13,7 @@ Guesses come from the text so far (prompt lookup: Saxena 2023), or from a smalle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from mlx_transformer.system.errors import UserError
 
 from .arrays import Array, Arrays
 from .options import Options
-from .steps import BANNED, Batch, Decoder, Model, Rewinding, banned_ids
+from .steps import BANNED, Batch, Decoder, Model, PromptDecoder, Rewinding, banned_ids
 
 Guess = Callable[[list[int], int], list[int]]
 """Up to so many tokens that may follow a text."""
@@ -118,6 +118,11 @@ class Speculating(Decoder):
         self.logits = self.decoder.read_each(self.xp.asarray(np.array([[token, *self.guesses]], np.int32)))
         return self.logits[:, 0]
 
+    def extend(self, ids: Array) -> Array | None:
+        """Read a further part of the prompt (1, L); see `steps.PromptDecoder`."""
+        self.text += self.xp.numpy(ids)[0].tolist()
+        return cast(PromptDecoder, self.decoder).extend(ids)
+
     def repeat(self, times: int) -> None:
         self.decoder.repeat(times)
 
@@ -134,13 +139,19 @@ class Speculated(Model):
     def __init__(self, model: Model, batch: Batch, options: Options):
         self.model, self.most, self.limit = model, options.speculate, int(batch.limits[0])
         self.config, self.arrays, self.extends_positions = model.config, model.arrays, model.extends_positions
+        self.own_lengths = model.own_lengths
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
         decoder, logits = self.model.start(sources)
+        return self._speculating(decoder, next(iter(sources)).tolist(), self.limit - 1), logits
+
+    def reader(self) -> Any:
+        decoder = self.model.reader()
+        return None if decoder is None else self._speculating(decoder, [], self.limit)
+
+    def _speculating(self, decoder: Any, text: list[int], limit: int) -> Speculating:
         guess = Lookup() if self.model.draft is None else Draft(self.model.draft)
-        text = next(iter(sources)).tolist()
-        decoder = cast(Rewinding, decoder)
-        return Speculating(self.arrays, decoder, guess, text, self.most, self.limit - 1), logits
+        return Speculating(self.arrays, decoder, guess, text, self.most, limit)
 
 
 def check_speculation(model: Model, options: Options, narrowed: bool) -> None:

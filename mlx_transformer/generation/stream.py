@@ -87,7 +87,7 @@ def write_tokens(
     listed = None if candidates is None else check_candidates([candidates], 1, model.config)
     batch = Batch(np.zeros(1, int), sources, forced, limits, np.array([row]), listed)
     if chosen.speculate:
-        running = Running(Speculated(model, batch, chosen), chunk=len(ids))  # guesses are of one text
+        running = Running(Speculated(model, batch, chosen), chunk=running.chunk)  # guesses are of one text
     if listed is None:
         return running.write(batch, Greedy(model.arrays, batch, chosen, model.config, scored=False), likeliest)
     # Greedy on logits of the candidates only; works with any model.

@@ -105,6 +105,10 @@ def test_tokens_are_those_of_each_row_alone(models, runtime):
                 same(tokens, expected)
             assert not running.batches
             assert not running.reading
+        if model.takes_back:
+            guessing = [({**request, "speculate": 3}, begin, left) for request, begin, left in asked[:4]]
+            for tokens, expected in zip(written(running, guessing), alone, strict=False):
+                same(tokens, expected)
         assert 0 < prefixes.positions <= 60 if model.joins else not prefixes.kept
 
 
