@@ -190,7 +190,7 @@ def test_models(shared):
         ({**GREEDY, "prompt": "x", "presence_penalty": 3}, 400, "presence_penalty=3 must be"),
         ({**GREEDY, "prompt": "x", "min_p": 2}, 400, "min_p=2 must be"),
         ({**GREEDY, "prompt": "x", "beam": 2}, 400, "'beam': no such setting"),
-        ({**GREEDY, "prompt": "x", "stop": [""]}, 400, "stop: give a list of words"),
+        ({**GREEDY, "prompt": "x", "stop": [""]}, 400, "stop: an empty word ends no text"),
         ({**GREEDY, "prompt": "x", "seed": -1}, 400, "seed=-1 must be"),
         ({"model": "stories", "prompt": "x", "temperature": -1}, 400, "temperature=-1 must be"),
         ({**GREEDY, "prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
