@@ -41,6 +41,7 @@ class JudgeArguments(TypedDict, total=False):
     names: str | Mapping[str, str] | None
     against: Literal["transformers", "mlx-lm", "marian"] | None
     original: Path | str | None
+    thorough: bool
     shortlist: Path | str | None
 
 

@@ -232,6 +232,8 @@ class JudgeSettings:
     again."""
     original: Path | str | None = field(default=None, metadata=ADVANCED)
     """The imported file or folder, for --against; unset: the place in the checkpoint's record, if it is unchanged."""
+    thorough: bool = field(default=False, metadata=ADVANCED)
+    """Judge a large model on as many rows, sentences and tokens as a small one, which takes long."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """Shortlist in Marian's format; searches are compared among its candidates too; none: among half of all tokens, as
     without a shortlist; unset: as the model's settings say."""

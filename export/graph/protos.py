@@ -210,6 +210,29 @@ def constant_part(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return part
 
 
+def outside(tensor: onnx.TensorProto, file: str, offset: int, length: int) -> onnx.TensorProto:
+    """A tensor of this name, type and shape whose numbers are `length` bytes of a data file, from byte `offset` on."""
+    placed = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    placed.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": file, "offset": offset, "length": length}.items():
+        placed.external_data.add(key=key, value=str(value))
+    return placed
+
+
+def with_values(model: onnx.ModelProto, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """A copy with these tensors in place of its own, and of the nodes of the outermost graph that compute them."""
+    copy = deepcopy(model)
+    graph = copy.graph
+    nodes = [node for node in graph.node if not values.keys() & {*node.output}]
+    edges = [(inputs, outputs) for inputs, outputs in edges_of(graph) if not values.keys() & {*outputs}]
+    needed = reached([output.name for output in graph.output], edges)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed - values.keys()]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(node for node in nodes if needed & {*node.output})
+    graph.initializer.extend([*tensors, *(values[name] for name in values if name in needed)])
+    return copy
+
+
 INITIALIZER, GRAPH, RAW_DATA = b"\x2a", b"\x3a", b"\x4a"
 """Protobuf tags of the length-delimited fields GraphProto.initializer, ModelProto.graph and TensorProto.raw_data."""
 PIECE = 1 << 20

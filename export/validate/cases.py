@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from export.interface import CROSS_ATTENTION, TEXT_OUTPUTS
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import SOURCE_IDS, VECTORS, companions
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.positions import borders
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
@@ -38,6 +39,10 @@ Bits = NDArray[np.bool_]
 
 # Most logits of a case (32 MB in float64): the longest target is cut to fit.
 MOST_LOGITS = 1 << 22
+# Most parameters of a model that is judged on all rows and sentences.
+LARGEST = 1 << 26
+FEWEST = 2
+"""Rows of a batch, and sentences, of even the largest model."""
 # Most scores of an attention (256 MB): 2048 positions of up to 8 heads.
 MOST_SCORES = 1 << 25
 
@@ -214,12 +219,16 @@ def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[
 
 
 def grid(
-    config: TransformerConfig, seed: int, texts: list[list[int]] | None = None, longest: int | None = None
+    config: TransformerConfig,
+    seed: int,
+    texts: list[list[int]] | None = None,
+    longest: int | None = None,
+    share: float = 1.0,
 ) -> list[Case]:
     """Draw the cases of a seed. Raises UserError for a negative seed.
 
     `texts`: tokenised real sentences. `longest`: length of the longest case, by default `max_positions`; less if its
-    logits or scores are too many (`MOST_LOGITS`, `MOST_SCORES`).
+    logits or scores are too many (`MOST_LOGITS`, `MOST_SCORES`). `share`: of the usual rows.
     """
     if seed < 0:
         raise UserError(f"seed {seed}: it must be 0 or more")
@@ -230,17 +239,18 @@ def grid(
     cases = [
         _case(config, rng, "single token", 1, 1, 1),
         replace(_case(config, rng, "one row", 1, short, min(limit, short + 2)), prefill=1),
-        replace(_case(config, rng, "batch", 3, middle, short), prefill=2, chunk=3),
+        replace(_case(config, rng, "batch", fewer(3, share), middle, short), prefill=2, chunk=3),
         # A cached run counts padding on the right as tokens, by whose number longrope chooses.
-        *([] if borders(config) else [_case(config, rng, "padding right", 4, middle, middle, "right")]),
-        _case(config, rng, "padding left", 4, middle, short, "left"),
+        *([] if borders(config) else [_case(config, rng, "padding right", fewer(4, share), middle, middle, "right")]),
+        _case(config, rng, "padding left", fewer(4, share), middle, short, "left"),
     ]
     if config.architecture != "decoder":  # prompts are padded on one side only
-        cases.append(_case(config, rng, "padding both sides", 5, middle, short, "both"))
+        cases.append(_case(config, rng, "padding both sides", fewer(5, share), middle, short, "both"))
     if texts:
-        cases.append(_text_case(config, rng, [row[:limit] for row in texts if row]))
+        rows = [row[:limit] for row in texts if row]
+        cases.append(_text_case(config, rng, rows[: fewer(len(rows), share)]))
     width = config.vocab_size
-    fitting = max(middle, min(limit, MOST_LOGITS // width))
+    fitting = max(middle, min(limit, round(share * MOST_LOGITS) // width))
     source = limit if config.architecture == "encoder-decoder" else fitting
     return [_crossed(case, config) for case in (*cases, _case(config, rng, "longest", 1, source, fitting))]
 
@@ -251,6 +261,18 @@ def _crossed(case: Case, config: TransformerConfig) -> Case:
     last = np.cumsum(case.source_real, axis=1) - 1
     columns = [column for begin in borders(config) for column in np.argwhere(case.source_real & (last == begin))[:, 1]]
     return replace(case, prefill=max([case.prefill, *(int(column) + 1 for column in columns)]))
+
+
+def share_of(config: TransformerConfig) -> float:
+    """The share of the usual rows, sentences and tokens that a model is judged on: 3,000 tokens are computed by each
+    runtime, and MLX takes 0.1 s for one of 100 million parameters on a CPU."""
+    count = sum(map(math.prod, parameter_shapes(config).values()))
+    return 1.0 if count <= LARGEST else LARGEST / 2 / count
+
+
+def fewer(count: int, share: float) -> int:
+    """This share of a number of rows or sentences, but at least `FEWEST` of several."""
+    return min(count, max(FEWEST, round(share * count)))
 
 
 def with_vectors(cases: Sequence[Case], config: TransformerConfig, seed: int) -> list[Case]:

@@ -17,11 +17,12 @@ from __future__ import annotations
 import ctypes
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,13 +38,15 @@ from mlx_transformer.core.folders import Place
 from mlx_transformer.core.heads import EMBEDDING
 from mlx_transformer.core.text_embedding import read_embedding
 from mlx_transformer.families.conversion import as_checkpoint
-from mlx_transformer.generation.settings import read_settings
+from mlx_transformer.generation.settings import CHAT_TEMPLATES, read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.progress import Progress, no_progress
+from mlx_transformer.system.tensors import stored_tensors, write_tensors
+from mlx_transformer.text.chat import ChatTemplates
 
-from .cases import Case, Extras, grid, reference_outputs, tokenised, weights_name, with_vectors
+from .cases import Case, Extras, grid, reference_outputs, share_of, tokenised, weights_name, with_vectors
 from .checks.free_running import (
     FAILED,
     CandidatesOf,
@@ -62,12 +65,12 @@ from .checks.weights import check_weights, data_files, reference_weights
 from .engines import default_runtimes, full_name, open_engine
 from .engines.onnx_engine import OnnxEngine
 from .engines.opaque_engines import ForeignEngine, is_foreign, parse_names
-from .engines.protocol import Engine, Unavailable
+from .engines.protocol import Engine, Unavailable, in_turn, is_large
 from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
 from .locate import Culprit, isolate
 from .reference import Parameters, Reference
 from .report import Report
-from .rule import Deviation, ErrorScale, Truth
+from .rule import Deviation, Truth
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -80,6 +83,8 @@ Array = NDArray
 
 BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
 """Outputs beside the logits. If they are wrong, no operation on the path to the logits is to blame."""
+KEPT_TRUTHS = 16 << 20
+"""Most bytes of an input's truths in memory while runtimes run."""
 TEACHER_FORCED = 0.7  # rough share of the time spent before the searches
 
 
@@ -178,10 +183,17 @@ def compare(
         vectors = any(engine.capabilities.reads_vectors for engine in engines)
         texts = [] if vectors else tokenised(opened.tokenizer_path, opened.config)
         positions = opened.config.max_positions
-        cases = grid(opened.config, seed, texts, min(longest or positions, positions))
+        share = 1.0 if settings.thorough else share_of(opened.config)
+        cases = grid(opened.config, seed, texts, min(longest or positions, positions), share)
         cases = with_vectors(cases, opened.config, seed) if vectors else cases
         report = compare_engines(
-            opened, engines, cases, watch, candidates_of(settings.shortlist, opened), searches=searches
+            opened,
+            engines,
+            cases,
+            watch,
+            candidates_of(settings.shortlist, opened),
+            searches=searches,
+            share=share,
         )
         derivatives = _gradients(opened, seed) if settings.gradients else ()
         if origin is not None:
@@ -302,19 +314,47 @@ def compare_engines(
     listed: CandidatesOf | None = None,
     *,
     searches: bool = True,
+    share: float = 1.0,
 ) -> Report:
-    """Like `compare`, for opened engines and given inputs. listed: see `free_running`."""
+    """Like `compare`, for opened engines and given inputs. listed, share: see `free_running`."""
+    with TemporaryDirectory() as folder:
+        stored: Parameters = checkpoint.unread()
+        if checkpoint.quantization or checkpoint.adapter is not None:
+            stored = _computed_once(stored, Path(folder) / "stored")
+        return _compared(checkpoint, stored, Path(folder), engines, cases, watch, (searches, share, listed))
+
+
+def _computed_once(weights: Parameters, file: Path) -> Parameters:
+    """Large weights that are computed of integers or an adapter each time they are read, written to a file."""
+    if not is_large(sum(array.nbytes for array in weights.values())):
+        return weights
+    write_tensors(file, weights)
+    return stored_tensors(file)
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    stored: Parameters,
+    folder: Path,
+    engines: Sequence[Engine],
+    cases: Sequence[Case],
+    watch: Progress,
+    how: tuple[bool, float, CandidatesOf | None],
+) -> Report:
+    searches, share, listed = how
     begin, words = time.perf_counter(), token_text(checkpoint)
-    stored, settings = checkpoint.unread(), read_settings(checkpoint.folder, checkpoint.config)
+    settings = read_settings(checkpoint.folder, checkpoint.config)
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    weights = [check for engine in inspected for check in check_weights(engine, stored)]
+    weights = [check for engine in in_turn(inspected) for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
     weights_of = {engine.name: reference_weights(engine, stored) for engine in engines}
     points: list[Point] = []
     tokens: list[Tokens] = []
     judged = 0
-    for network in {id(values): values for values in weights_of.values()}.values():
-        members = [engine for engine in engines if weights_of[engine.name] is network]
+    for number, known in enumerate({id(values): values for values in weights_of.values()}.values()):
+        members = [engine for engine in engines if weights_of[engine.name] is known]
+        network = known if known is stored else _computed_once(known, folder / f"network{number}")
+        weights_of |= dict.fromkeys((engine.name for engine in members), network)
         begun, part = judged / len(engines), len(members) / len(engines)
 
         def within(share: float, status: str, begun: float = begun, part: float = part) -> None:
@@ -324,7 +364,7 @@ def compare_engines(
         for engine in (each for each in members if isinstance(each, OnnxEngine) and each.int8_scales.is_fixed):
             points += on_its_integers(engine, stored, cases)
         extras = _extras_of(checkpoint, members)
-        generation = (settings, listed) if searches else None
+        generation = (settings, listed, share) if searches else None
         network_points, network_tokens = _against(
             checkpoint.config, network, members, cases, words, within, generation, extras
         )
@@ -343,8 +383,10 @@ def compare_engines(
         seconds=time.perf_counter() - begin,
         versions=versions(),
         placements=tuple(engine.placement() for engine in engines),
-        structures=tuple(structures(inspected)),
+        structures=tuple(structures(in_turn(inspected))),
         data_files=files,
+        share=share,
+        chat_template=ChatTemplates(settings[CHAT_TEMPLATES]).digest if settings.get(CHAT_TEMPLATES) else "",
     )
     culprits = tuple(_culprits(report, engines, cases, weights_of))
     return replace(report, culprits=culprits, seconds=time.perf_counter() - begin)
@@ -357,34 +399,44 @@ def _against(
     cases: Sequence[Case],
     words: TokenText,
     watch: Progress,
-    generation: tuple[Mapping[str, Any], CandidatesOf | None] | None,
+    generation: tuple[Mapping[str, Any], CandidatesOf | None, float] | None,
     extras: Extras,
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare the engines of a network with its reference; returns (points, tokens).
 
-    generation: the model's own settings for searches, and its shortlist's candidates; None skips the searches.
+    generation: the model's own settings for searches, its shortlist's candidates, and the share of the usual sentences
+    and tokens; None skips the searches.
     extras: see `reference_outputs`.
     """
     inner = extras.layer is not None
     truth64, truth32 = (Reference(c, weights, kind, inner_points=inner) for kind in (np.float64, np.float32))
-    samples: list[Sample] = []
-    scales: list[ErrorScale] = []
+    found: list[tuple[int, Sample]] = []
     agreement = Agreement()
-    for done, case in enumerate(cases):
-        watch(TEACHER_FORCED * done / len(cases), f"input {case.name} ({case.size})")
-        truths = _truths(truth64, truth32, case, extras)
-        taps = [name for name in truths if name not in BESIDE]
-        scales.append(truths["logits"].scale)
-        for engine in engines:
-            for path, tap, got, why in [
-                *_outputs(engine, case, taps),
-                *_optional_outputs(engine, case, extras),
-            ]:
-                truth = truths[tap] if engine.is_exact else replace(truths[tap], bits=None)
-                samples.append(Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale))
+    with TemporaryDirectory() as folder:
+        truths: list[KeptTruths] = []
+        for done, case in enumerate(cases):
+            watch(TEACHER_FORCED / 2 * done / len(cases), f"reference, input {case.name} ({case.size})")
+            truths.append(KeptTruths(_truths(truth64, truth32, case, extras), Path(folder) / f"{done}.npz"))
+        scales = [each.of["logits"].scale for each in truths]
+        # First all inputs with taps, then all without: a large session is opened once for each.
+        work = [(engine, way, i) for engine in engines for way in (_tapped, _plain) for i in range(len(cases))]
+        last = engines[0]
+        for done, (engine, way, i) in enumerate(work):
+            if engine is not last:
+                last.rest()
+            case, last = cases[i], engine
+            what = f"{'inner points' if way is _tapped else 'input'} {case.name} ({case.size})"
+            watch(TEACHER_FORCED / 2 * (1 + done / len(work)), f"{engine.name}, {what}")
+            known = truths[i].read()
+            for path, tap, got, why in way(engine, case, known, extras):
+                truth = known[tap] if engine.is_exact else replace(known[tap], bits=None)
+                found.append((i, Sample(engine, path, tap, case, Deviation.of(got, truth, why), truth.scale)))
                 if tap == "logits" and c.head.kind in CHOOSING:
-                    agreement.add(engine.name, path, case, got, truths[tap])
-            samples += logits_among(engine, case, truths["logits"])
+                    agreement.add(engine.name, path, case, got, truth)
+            if way is _plain:
+                found += [(i, sample) for sample in logits_among(engine, case, known["logits"])]
+        last.rest()
+    samples = [sample for _, sample in sorted(found, key=lambda pair: (pair[0], _order(pair[1].path)))]
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     points = judged_points(samples, SecondLook(c, weights, extras))
@@ -393,6 +445,25 @@ def _against(
         watch(TEACHER_FORCED, "free decoding")
         tokens += free_running(truth64, inspected, cases, limits, words, *generation)
     return points, tokens
+
+
+class KeptTruths:
+    """The truths of an input, their numbers in a file if they are many.
+
+    `of`: the truths, then without numbers.
+    """
+
+    def __init__(self, truths: dict[str, Truth], file: Path) -> None:
+        self.of, self.file = truths, None
+        if sum(truth.t64.nbytes for truth in truths.values()) > KEPT_TRUTHS:
+            np.savez(file, **{name: truth.t64 for name, truth in truths.items()})  # type: ignore[arg-type]
+            self.of, self.file = {name: replace(truth, t64=np.empty(0)) for name, truth in truths.items()}, file
+
+    def read(self) -> dict[str, Truth]:
+        if self.file is None:
+            return self.of
+        with np.load(self.file) as numbers:
+            return {name: replace(truth, t64=numbers[name]) for name, truth in self.of.items()}
 
 
 def _culprits(
@@ -442,32 +513,42 @@ def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) 
     }
 
 
-def _outputs(engine: Engine, case: Case, taps: Iterable[str]) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Yield (path, tap, tensor or None, reason for None) for every output of a runtime for an input."""
+Outputs = Iterator[tuple[str, str, Array | None, str]]
+"""(path, tap, tensor or None, reason for None) for every output of a runtime for an input."""
+
+
+def _order(path: str) -> int:
+    """Taps come before logits: the report names the first failing point."""
+    return [TAPPED, PLAIN].index(path) if path in (TAPPED, PLAIN) else 2 if path.endswith(f", {TAPPED}") else 3
+
+
+def _tapped(engine: Engine, case: Case, truths: Mapping[str, Truth], extras: Extras) -> Outputs:
+    """Yield the outputs of copies that show their taps."""
     can = engine.capabilities
-    if can.shows == "tokens":
+    if can.shows != "everything":
         return
-    if can.shows == "logits":
-        yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
-        return
+    taps = [name for name in truths if name not in BESIDE]
     values, why = attempt(lambda: engine.taps(case))
     taps = [name for name in taps if name not in can.missing_taps]
     for name in taps:
         yield TAPPED, name, None if values is None else values.get(name), why
-    yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
-    # Before the logits: the report names the first failing point.
     cached_taps, why = attempt(lambda: engine.cached_taps(case))
     for path, values in {"cached": {}}.items() if cached_taps is None else cached_taps.items():
         for name in taps:
             if name == "logits" or name.startswith("decoder."):
-                yield f"{path}, tapped", name, values.get(name), why
+                yield f"{path}, {TAPPED}", name, values.get(name), why
+
+
+def _plain(engine: Engine, case: Case, truths: Mapping[str, Truth], extras: Extras) -> Outputs:
+    """Yield the outputs of the model as people use it."""
+    if engine.capabilities.shows == "tokens":
+        return
+    yield PLAIN, "logits", *attempt(lambda: engine.logits(case))
+    if engine.capabilities.shows == "logits":
+        return
     cached, why = attempt(lambda: engine.cached_logits(case))
     for path, logits in {"cached": None}.items() if cached is None else cached.items():
         yield path, "logits", logits, why
-
-
-def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Like `_outputs`, for optional outputs."""
     yield from _attention(engine, case, extras.layer)
     if (kinds := engine.capabilities.gives_vectors) and engine.capabilities.shows == "everything":
         values, why = attempt(lambda: engine.vectors(case))
@@ -475,8 +556,8 @@ def _optional_outputs(engine: Engine, case: Case, extras: Extras) -> Iterator[tu
             yield PLAIN, TEXT_OUTPUTS[kind], None if values is None else values[kind], why
 
 
-def _attention(engine: Engine, case: Case, layer: int | None) -> Iterator[tuple[str, str, Array | None, str]]:
-    """Like `_outputs`, for `cross_attention`.
+def _attention(engine: Engine, case: Case, layer: int | None) -> Outputs:
+    """Yield `cross_attention`.
 
     Graphs with this output are run in every way, e.g. cached. For other runtimes the weights inside the layer are
     averaged over the heads.

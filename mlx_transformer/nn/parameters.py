@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import BARRED, added_table_names, embedding_names, target_embedding_name
+from mlx_transformer.system.tensors import Stored, number_type
 
 from .lora import delta_of
 from .quantize import Quantized, as_numpy, values
@@ -56,13 +58,24 @@ def stored_weights(model: nn.Module) -> dict[str, np.ndarray]:
 
 def dense_weights(model: nn.Module) -> dict[str, np.ndarray]:
     """Every parameter by name, with quantised matrices dequantised to float32 and their adapters merged."""
+    return {name: np.asarray(array) for name, array in dense_parameters(model).items()}
+
+
+def dense_parameters(model: nn.Module) -> dict[str, Stored]:
+    """Like `dense_weights`, but each is computed when it is read."""
     quantized = {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
+
+    def dense(layer: Quantized) -> np.ndarray:
+        weight, change = values(layer).astype(np.float32), delta_of(layer)
+        return weight if change is None else change.of(weight).astype(np.float32)
+
     weights = {}
-    for name, array in stored_weights(model).items():
+    for name, array in named_parameters(model):
         path, _, part = name.rpartition(".")
         if path not in quantized or part == "bias":
-            weights[name] = array
+            kind = number_type(str(array.dtype).removeprefix("mlx.core."))
+            weights[name] = Stored(array.shape, kind, partial(as_numpy, array))
         elif part == "weight":
-            weight, change = values(quantized[path]).astype(np.float32), delta_of(quantized[path])
-            weights[name] = weight if change is None else change.of(weight).astype(np.float32)
+            shape = array.shape[0], array.shape[1] * 32 // quantized[path].bits
+            weights[name] = Stored(shape, np.dtype(np.float32), partial(dense, quantized[path]))
     return weights

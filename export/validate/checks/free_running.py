@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.validate.cases import Case
+from export.validate.cases import Case, fewer
 from export.validate.engines.protocol import Engine
 from export.validate.findings import AMONG as AMONG_PATH
 from export.validate.findings import Divergence, Tokens
@@ -30,7 +30,7 @@ from export.validate.reference.rules import limit as limit_of
 from export.validate.reference.search import (
     BeamState,
     Candidates,
-    beam_search,
+    beam_searches,
     drawn,
     greedy_scores,
     read,
@@ -114,6 +114,7 @@ def free_running(
     words: TokenText,
     settings: Mapping[str, Any] | None = None,
     listed: CandidatesOf | None = None,
+    share: float = 1.0,
 ) -> Iterator[Tokens]:
     """Search with every runtime and judge the outputs. Sources are the rows of cases with several rows.
 
@@ -121,29 +122,63 @@ def free_running(
     `settings`; and among given ids.
 
     limits: the largest allowed error of a logit, by runtime. listed: gives the allowed ids for a source; without it
-    half of all ids are allowed, for engines with graphs for a shortlist.
+    half of all ids are allowed, for engines with graphs for a shortlist. share: of the usual sentences and tokens.
     """
-    c = reference.config
-    if not c.has_decoder:
+    if not reference.config.has_decoder:
         return
-    sources, limit = sources_of(cases, c)
-    for name, options in searches(c, limit, settings or {}, max(map(len, sources))).items():
-        rows = sources[:WITH_RULES] if name.endswith(RULES) else sources
-        yield from _searched(reference, engines, rows, limits, words, name, options)
+    able = [engine for engine in engines if listed is not None or engine.capabilities.among]
+    every = list(_every(reference.config, cases, settings or {}, listed, bool(able), share))
+    for search in every:
+        check_known(search.options)
+    beams = [search for search in every if search.options.beam > 1]
+    truths = beam_searches(reference, [(s.sources, s.options, s.candidates) for s in beams]) if beams else []
+    truth_of = {search.name: truth for search, truth in zip(beams, truths, strict=True)}
+    chosen: dict[tuple[str, str], list[list[Choice]]] = {}
+    found: list[tuple[int, Tokens]] = []
+    for engine in engines:
+        outputs = [_attempted(engine, search) for search in every if engine in able or not search.of_shortlist]
+        engine.rest()
+        for search, output, why in outputs:
+            truth = truth_of.get(search.name, [])
+            tokens = _judged(reference, engine, limits[engine.name], words, search, output, why, truth, chosen)
+            found.append((every.index(search), tokens))
+    yield from (tokens for _, tokens in sorted(found, key=lambda pair: pair[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A search of some sources. `candidates`: the ids allowed in each output. `of_shortlist`: for engines with one."""
+
+    name: str
+    sources: Sequence[Any]
+    options: Options
+    candidates: Candidates = None
+    of_shortlist: bool = False
+
+
+def _every(
+    c: TransformerConfig,
+    cases: Sequence[Case],
+    settings: Mapping[str, Any],
+    listed: CandidatesOf | None,
+    shortlists: bool,
+    share: float,
+) -> Iterator[Search]:
+    sources, limit = sources_of(cases, c, share)
+    for name, options in searches(c, limit, settings, max(map(len, sources))).items():
+        yield Search(name, sources[:WITH_RULES] if name.endswith(RULES) else sources, options)
     shortest = sorted(sources, key=len)[:AT_BORDERS]
     for name, options in borders(c, limit).items():
-        yield from _searched(reference, engines, shortest, limits, words, name, options)
+        yield Search(name, shortest, options)
     bare = Options(suppressed=(c.eos_id,))  # without an end token the output reaches its limit
-    yield from _searched(reference, engines, shortest[:1], limits, words, WITHOUT_LIMIT, bare)
-    able = engines if listed is not None else [engine for engine in engines if engine.capabilities.among]
-    if not (c.has_encoder and able) or isinstance(sources[0], np.ndarray):
+    yield Search(WITHOUT_LIMIT, shortest[:1], bare)
+    if not (c.has_encoder and shortlists) or isinstance(sources[0], np.ndarray):
         return
     rows = sources[:WITH_RULES]
     chosen = [list((listed or partial(half_of, c))(row)) for row in rows]
     beam = min(BEAM, c.vocab_size)
     for name, width in {"greedy": 1, f"beam {beam}": beam}.items():
-        options = Options(max_new_tokens=limit, beam=width)
-        yield from _searched(reference, able, rows, limits, words, f"{name}{AMONG}", options, chosen)
+        yield Search(f"{name}{AMONG}", rows, Options(max_new_tokens=limit, beam=width), chosen, of_shortlist=True)
 
 
 def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
@@ -153,12 +188,15 @@ def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
     return np.flatnonzero(chosen).tolist()
 
 
-def sources_of(cases: Sequence[Case], c: TransformerConfig) -> tuple[list[Any], int]:
-    """Return (sources of searches, most tokens of an output). Sources are the rows of cases with several rows."""
-    most = max(1, c.max_positions // 2)
-    sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:MOST_SENTENCES]
+def sources_of(cases: Sequence[Case], c: TransformerConfig, share: float = 1.0) -> tuple[list[Any], int]:
+    """Return (sources of searches, most tokens of an output). Sources are the rows of cases with several rows.
+
+    share: of the usual number of both.
+    """
+    most, count = max(1, c.max_positions // 2), fewer(MOST_SENTENCES, share)
+    sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:count]
     longest = max(map(len, sources)) if c.architecture == "decoder" else 1
-    return sources, min(MOST_NEW_TOKENS, c.max_positions - longest + 1)
+    return sources, min(max(FEW_TOKENS, round(share * MOST_NEW_TOKENS)), c.max_positions - longest + 1)
 
 
 def searches(c: TransformerConfig, limit: int, settings: Mapping[str, Any], longest: int) -> dict[str, Options]:
@@ -246,43 +284,49 @@ def rules_for(c: TransformerConfig, limit: int, longest: int) -> dict[str, Any]:
     }
 
 
-def _searched(
+Outputs = Sequence[Sequence[tuple[list[int], float]]]
+"""Each sentence's hypotheses, best first: (ids without their end token, score)."""
+
+
+def _attempted(engine: Engine, search: Search) -> tuple[Search, Outputs | None, str]:
+    """Run a search: (search, outputs or None, reason for None)."""
+    arguments = search.sources, search.options, search.candidates
+    if search.options.n_best > 1:
+        return search, *attempt(lambda: engine.n_best(*arguments))
+    return search, *attempt(lambda: [[best] for best in engine.search(*arguments)])
+
+
+def _judged(
     reference: Reference,
-    engines: Sequence[Engine],
-    sources: Sequence[list[int]],
-    limits: Mapping[str, float],
+    engine: Engine,
+    budget: float,
     words: TokenText,
-    name: str,
-    options: Options,
-    candidates: Candidates = None,
-) -> Iterator[Tokens]:
-    """Run a search with every runtime and judge it. candidates: the ids allowed in each output."""
-    c = reference.config
-    check_known(options)
-    truth = beam_search(reference, sources, options, candidates) if options.beam > 1 else []
-    for engine in engines:
-        several, hypotheses = None, None
+    search: Search,
+    found: Outputs | None,
+    why: str,
+    truth: Sequence[BeamState],
+    known: dict[tuple[str, str], list[list[Choice]]],
+) -> Tokens:
+    """Judge a search's outputs. truth: the reference's beam search. known: choices of other engines' outputs."""
+    c, options, sources = reference.config, search.options, search.sources
+    outputs = [rows[0][0] for rows in found or []]
+    if found is None:
+        judged = [Judged(problem=why)]
+    elif options.beam == 1:
+        if (key := (search.name, str(outputs))) not in known:
+            known[key] = choices(reference, sources, outputs, options, search.candidates)
+        judged = judge_choices(known[key], budget)
+    else:
+        judged = judge_beam(truth, [rows[0] for rows in found], options, budget, c)
         if options.n_best > 1:
-            several, why = attempt(lambda engine=engine: engine.n_best(sources, options, candidates))
-            hypotheses = None if several is None else [rows[0] for rows in several]
-        else:
-            hypotheses, why = attempt(lambda engine=engine: engine.search(sources, options, candidates))
-        outputs = [ids for ids, _ in hypotheses or []]
-        if hypotheses is None:
-            judged = [Judged(problem=why)]
-        elif options.beam == 1:
-            judged = judge_greedy(reference, sources, outputs, options, limits[engine.name], candidates)
-        else:
-            judged = judge_beam(truth, hypotheses, options, limits[engine.name], c)
-            if several is not None:
-                judged = judge_others(truth, several, judged, options, limits[engine.name], c)
-        parted = outputs and any(j.summary for j in judged)
-        expected: list[list[int]] = []
-        if parted and options.beam == 1:
-            expected = [ids for ids, _ in token_by_token(reference, sources, options, candidates)]
-        elif parted:
-            expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
-        yield tokens_of(engine, name, judged, outputs, expected, words)
+            judged = judge_others(truth, found, judged, options, budget, c)
+    parted = outputs and any(j.summary for j in judged)
+    expected: list[list[int]] = []
+    if parted and options.beam == 1:
+        expected = [ids for ids, _ in token_by_token(reference, sources, options, search.candidates)]
+    elif parted:
+        expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
+    return tokens_of(engine, search.name, judged, outputs, expected, words)
 
 
 def tokens_of(
@@ -325,32 +369,68 @@ def judge_greedy(
     outputs: without their end token. Sampled tokens are judged with the same noise. budget: the largest allowed error
     of a logit. candidates: the ids allowed in each output.
     """
+    return judge_choices(choices(reference, sources, outputs, options, candidates), budget)
+
+
+class Choice(NamedTuple):
+    """A token of an output beside the reference's, and how far it falls behind."""
+
+    token: int
+    best: int
+    gap: float
+    errors: float
+    """A tie's gap is at most this many errors of a logit ..."""
+    more: float = 0.0
+    """... and this."""
+    problem: str = ""
+    """What is wrong with the whole output."""
+
+
+def choices(
+    reference: Reference,
+    sources: Sequence[list[int]],
+    outputs: Sequence[list[int]],
+    options: Options,
+    candidates: Candidates = None,
+) -> list[list[Choice]]:
+    """Compare each token of greedy or sampled outputs with the reference's choice along the same output."""
     c, own = reference.config, candidates or [None] * len(sources)
     limits = [limit_of(c, options, len(source)) for source in sources]
     logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)], options)
-    judged = []
+    rows = list[list[Choice]]()
     for row, (ids, limit) in enumerate(zip(outputs, limits, strict=True)):
         tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: an end token
-        verdict = Judged()
+        rows.append([])
         if not tokens or len(tokens) > limit:
-            judged.append(Judged(problem=f"sentence {row}: {len(tokens)} tokens, the limit is {limit}"))
+            rows[-1] = [Choice(0, 0, 0.0, 0.0, problem=f"{len(tokens)} tokens, the limit is {limit}")]
             continue
         for i, token in enumerate(tokens):
             known = among(logits[row][i], own[row], c, options)
             scores = greedy_scores(known, read(c, sources[row], options), ids[:i], c, options)
-            forced_id = forced(i, limit, c, options)
-            token, best, gap, tie = _gap(scores, i, row, token, forced_id, c, options, budget)
+            rows[-1].append(_choice(scores, i, row, token, forced(i, limit, c, options), c, options))
+    return rows
+
+
+def judge_choices(rows: Sequence[Sequence[Choice]], budget: float) -> list[Judged]:
+    """Judge each output by its choices. budget: the largest allowed error of a logit."""
+    judged = list[Judged]()
+    for row, chosen in enumerate(rows):
+        verdict = Judged()
+        for i, (token, best, gap, errors, more, problem) in enumerate(chosen):
+            tie = errors * budget + more
             place = f"sentence {row}, token {i}: {token}, reference {best}, gap {gap:.3g}"
-            if gap > tie:
+            if problem:
+                verdict = Judged(problem=f"sentence {row}: {problem}")
+            elif gap > tie:
                 verdict = Judged(problem=f"{place} (a tie would be at most {tie:.3g})")
                 break
-            if token != best:
+            elif token != best:
                 verdict = Judged(tie=place)
         judged.append(verdict)
     return judged
 
 
-def _gap(
+def _choice(
     scores: Array,
     step: int,
     row: int,
@@ -358,29 +438,28 @@ def _gap(
     forced_id: int | None,
     c: TransformerConfig,
     o: Options,
-    budget: float,
-) -> tuple[int, int, float, float]:
-    """Return (token, the reference's token, gap between their scores, largest gap of a tie).
+) -> Choice:
+    """Compare a token with the reference's.
 
     scores (V,): after the rules. token: None for an end token; the likeliest is returned. forced_id: the forced token
-    here, if any. budget: the largest allowed error of a logit.
+    here, if any.
     """
     last = ends(c, o)
     if forced_id is not None:
         same = forced_id in last if token is None else token == forced_id
-        return forced_id if same or token is None else token, forced_id, 0.0 if same else np.inf, 0.0
+        return Choice(forced_id if same or token is None else token, forced_id, 0.0 if same else np.inf, 0.0)
     best = int(scores.argmax())
     if token is None:
         token = best if best in last else max(last, key=lambda end: float(scores[end]))
-    tie = 2 * budget * _stretched(o)
+    errors = 2 * _stretched(o)
     if not np.isfinite(scores[best]):  # the rules leave no token, so none is wrong
-        return token, token, 0.0, tie
+        return Choice(token, token, 0.0, errors)
     if not o.sample:
-        return token, best, float(scores[best] - scores[token]), tie
+        return Choice(token, best, float(scores[best] - scores[token]), errors)
     best, gap = drawn(scores, noise(o.seed, step, np.array([row]), c.vocab_size)[0], token)
     # Rounding of float32 sums: a block's probabilities, and scores plus noise.
-    tie += UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
-    return token, best, gap, tie
+    more = UNIT * (2 * BLOCK + 4 * float(np.abs(scores).max(where=np.isfinite(scores), initial=0)))
+    return Choice(token, best, gap, errors, more)
 
 
 def _stretched(o: Options) -> float:

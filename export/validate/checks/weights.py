@@ -81,8 +81,12 @@ def reference_weights(engine: Engine, stored: Parameters) -> Parameters:
     if engine.activations != "float32":
         return stored
     places = {name: where for where, name, _ in engine.parameters() if name in stored}
-    own = {name: engine.as_stored(where, name, np.asarray(stored[name])) for name, where in places.items()}
-    return {**stored, **own}
+
+    def later(name: str, where: str) -> Stored:
+        read = lambda: engine.as_stored(where, name, np.asarray(stored[name]))  # noqa: E731
+        return Stored(np.shape(stored[name]), np.dtype(np.float32), read)
+
+    return {**stored, **{name: later(name, where) for name, where in places.items()}}
 
 
 LISTED = 8  # most problems to report for a file

@@ -27,7 +27,7 @@ from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import Stored
 
-from .protocol import Capabilities, ModelEngine, Placement, Unavailable
+from .protocol import Capabilities, ModelEngine, Placement, Unavailable, is_large
 
 Array = NDArray
 PRECISIONS = ("float32", "float16", "bfloat16", "tf32")
@@ -60,16 +60,36 @@ class MlxEngine(ModelEngine):
             raise UserError(f"mlx:{device}:{precision}: choose {', '.join(known)}")
         self.precision = precision
         self._open(device)
-        from mlx_transformer.runtime.transformer import Transformer
-
         if checkpoint.quantization and precision in ("float16", "bfloat16"):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
+        self.checkpoint, self._model = checkpoint, None
         self._wide = set[str]()
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
-        kind: Any = "float32" if precision == "tf32" else precision
+        if not self._is_large:
+            self._load()
+
+    @property
+    def _is_large(self) -> bool:
+        return is_large(sum(stored.nbytes for stored in self.checkpoint.unread().values()))
+
+    def _load(self) -> Any:
+        from mlx_transformer.runtime.transformer import Transformer
+
+        kind: Any = "float32" if self.precision == "tf32" else self.precision
         with self.stream():
-            self.model = Transformer.load(checkpoint.folder, precision=kind)
-            self.model.shortlist = None  # searches are compared among all tokens
+            self._model = Transformer.load(self.checkpoint.folder, precision=kind)
+        self._model.shortlist = None  # searches are compared among all tokens
+        return self._model
+
+    @property
+    def model(self) -> Any:
+        """The `Transformer`; a large one is loaded when it is needed."""
+        return self._load() if self._model is None else self._model
+
+    def rest(self) -> None:
+        if self._is_large:
+            self._model = None
+            self.mx.clear_cache()
 
     def _open(self, device: str) -> None:
         import mlx.core as mx
@@ -99,8 +119,8 @@ class MlxEngine(ModelEngine):
         return super().is_exact and not self._rounds_once
 
     @property
-    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's: a test may replace the model
-        return self.model.config
+    def config(self) -> TransformerConfig:  # type: ignore[override] - the model's: a test may change it
+        return self.checkpoint.config if self._model is None else self._model.config
 
     @property
     def is_training(self) -> bool:  # type: ignore[override]
@@ -117,12 +137,12 @@ class MlxEngine(ModelEngine):
         return Placement(self.name, self.device, tf32, "MLX's own", libraries)
 
     def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
-        from mlx_transformer.nn.parameters import dense_weights, named_parameters
+        from mlx_transformer.nn.parameters import dense_parameters, named_parameters
         from mlx_transformer.nn.quantize import Quantized
 
         where = "model in memory"
         if any(isinstance(module, Quantized) for _, module in self.model.named_modules()):
-            yield from ((where, name, array) for name, array in dense_weights(self.model).items())
+            yield from ((where, name, array) for name, array in dense_parameters(self.model).items())
             return
         for name, x in named_parameters(self.model):
             if x.dtype == self.mx.float32 and stays_wide(name, self.precision, self.config):

@@ -125,14 +125,14 @@ class OnnxEngine(OnnxFiles):
         self._encoded: tuple[Case, Array] | None = None
 
     def logits(self, case: Case) -> Array:
-        return _logits(self._model(), case, self._memory(case))
+        return graph_logits(self._model(), case, self._memory(case))
 
     def taps(self, case: Case) -> dict[str, Array]:
-        return self._taps_of(lambda: _logits(self._model(self._tapping(*self._full_pass())), case))
+        return self._taps_of(lambda: graph_logits(self._model(self._tapping(*self._full_pass())), case))
 
     def points(self, case: Case, names: Sequence[str]) -> dict[str, Array]:
         sessions = {graph: self._showing(graph, names) for graph in self._full_pass() or self.files}
-        return self._taps_of(lambda: _logits(self._model(sessions), case))
+        return self._taps_of(lambda: graph_logits(self._model(sessions), case))
 
     def taps_with_integers(self, case: Case, searching: bool = False) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return (taps, integers (B,L,D) read by int8 products, by parameter) from the same run.
@@ -171,7 +171,7 @@ class OnnxEngine(OnnxFiles):
         """Return the values observed in a full pass, or in the cached passes with the graphs `way`."""
         model = self._model(sessions, way or None)
         if not way:
-            return self._taps_of(lambda: _logits(model, case))
+            return self._taps_of(lambda: graph_logits(model, case))
         encode = model.encode if isinstance(model, EncoderDecoderGraphs) else lambda *_: None
         return self._taps_of(lambda: cached(model, case, encode(case.inputs, case.source_mask)))
 
@@ -197,7 +197,7 @@ class OnnxEngine(OnnxFiles):
             graphs = [name for name in names if name in CROSS_DECODERS]
             return {name: TappedSession(self.sessions[name], [CROSS_ATTENTION], self._observe) for name in graphs}
 
-        runs = {PLAIN: lambda: _logits(self._model(watched(self._full_pass())), case, memory)}
+        runs = {PLAIN: lambda: graph_logits(self._model(watched(self._full_pass())), case, memory)}
         for path, only in self._ways().items():
             runs[path] = lambda only=only: cached(self._model(watched(only), only), case, memory)
         return {path: self._taps_of(run)[CROSS_ATTENTION] for path, run in runs.items()}
@@ -266,7 +266,7 @@ class OnnxEngine(OnnxFiles):
         self._observed.setdefault(name, []).append(value)
 
 
-def _logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
+def graph_logits(model: Graphs, case: Case, memory: Array | None = None) -> Array:
     """Run a full pass. memory: the encoder's output if it is known."""
     mask = case.source_mask
     if isinstance(model, EncoderDecoderGraphs):

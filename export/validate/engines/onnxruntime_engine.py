@@ -10,12 +10,12 @@ kernel this machine has.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,18 +24,41 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from export.graph.protos import all_nodes, initializers, inner_graphs, outputs_as_float32
+from export.graph.protos import (
+    all_nodes,
+    constant_part,
+    edges_of,
+    initializers,
+    inner_graphs,
+    outputs_as_float32,
+    outside,
+    reached,
+    with_values,
+)
+from export.package.weights import ALIGNMENT
 from export.precision.table import PRECISIONS
-from export.runtime.sessions import SLOW_FUSIONS, chosen, find_plugin, missing, open_session, session_options
+from export.runtime.sessions import (
+    FOLDING,
+    SLOW_FUSIONS,
+    TRANSPOSING,
+    chosen,
+    find_plugin,
+    missing,
+    open_session,
+    session_options,
+)
+from export.validate.cases import Case
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.machine import versions
 from mlx_transformer.system.tensors import Stored
 
-from .onnx_engine import OnnxEngine
-from .protocol import Node, Placement, Unavailable
+from .onnx_engine import OnnxEngine, graph_logits
+from .protocol import Node, Placement, Unavailable, is_large
+from .stored import computed, unread
 
 EXACT, SATURATING = "exact", "saturating (sums of two products in 16 bits)"
 
@@ -83,10 +106,6 @@ LEVELS = {
 RUNS_OF_BRANCHES = 8
 
 
-OPEN_AT_ONCE = 128 << 20
-"""Most bytes of weights in open sessions."""
-
-
 class Entry(NamedTuple):
     """An input or output of a session, which outlives it."""
 
@@ -110,27 +129,38 @@ class TurnSession:
         self.make, self.size, self.profiled, self.runs = make, size, profiled, 0
         self.nodes: dict[tuple[str, str, str], None] = {}
         """(name, operator, provider) of the runs recorded so far."""
+        if not is_large(size):
+            self.session()
+
+    @cached_property
+    def _entries(self) -> tuple[list[Entry], list[Entry]]:
         session = self.session()
-        self.inputs, self.outputs = (
+        inputs, outputs = (
             [Entry(entry.name, entry.type, list(entry.shape)) for entry in entries]
             for entries in (session.get_inputs(), session.get_outputs())
         )
+        return inputs, outputs
 
     def session(self) -> Any:
         """The session, open."""
         if (session := self._open.pop(self, None)) is None:
-            while sum(each.size for each in self._open) + self.size > OPEN_AT_ONCE and self._open:
+            while self._open and is_large(sum(each.size for each in self._open) + self.size):
                 next(iter(self._open)).close()
             self.profiling = self.runs < self.profiled
             session = self.make(self.profiling)
         self._open[self] = session
         return session
 
+    @classmethod
+    def close_large(cls) -> None:
+        for session in [each for each in cls._open if is_large(each.size)]:
+            session.close()
+
     def get_inputs(self) -> list[Entry]:
-        return self.inputs
+        return self._entries[0]
 
     def get_outputs(self) -> list[Entry]:
-        return self.outputs
+        return self._entries[1]
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Array], *options: Any) -> list[Any]:
         outputs = self.session().run(output_names, input_feed, *options)
@@ -184,12 +214,21 @@ def provider_of(device: str) -> str:
     return provider
 
 
-def open_changed(model: onnx.ModelProto, path: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> Any:
-    """Open a changed model instead of the file `path`, with the data files beside `path`, optimised like files."""
+def open_changed(
+    model: onnx.ModelProto,
+    path: Path,
+    options: ort.SessionOptions,
+    providers: Sequence[Any],
+    without: Sequence[str] = (),
+) -> Any:
+    """Open a changed model instead of the file `path`, with the data files beside `path`, optimised like files.
+
+    without: more passes of the optimiser to leave out.
+    """
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     named = chosen(options, providers)
     return ort.InferenceSession(
-        model.SerializeToString(), options, providers=named, disabled_optimizers=[*SLOW_FUSIONS]
+        model.SerializeToString(), options, providers=named, disabled_optimizers=[*SLOW_FUSIONS, *without]
     )
 
 
@@ -225,8 +264,10 @@ class OnnxRuntimeEngine(OnnxEngine):
         self.device, self.optimisation, self.threads = device, optimisation, threads
         self.tf32 = precision == "tf32"
         self.provider = provider_of(device)
-        self._profiles = Path(tempfile.mkdtemp(prefix="validate-"))
-        weakref.finalize(self, shutil.rmtree, self._profiles, ignore_errors=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="validate-"))
+        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        self._places: dict[Path, dict[str, onnx.TensorProto]] = {}
+        self._untouched: dict[str, TurnSession] = {}
         super().__init__(checkpoint, onnx_folder, "float32" if self.tf32 else precision)
         if self.tf32:
             self.precision = "tf32"
@@ -238,38 +279,99 @@ class OnnxRuntimeEngine(OnnxEngine):
         # `session_options` asks the optimiser for the exact kernel; lower levels and inner graphs can't have it.
         return self.optimisation in ("none", "basic") or any(map(multiplies_within, self.folder.graphs.values()))
 
-    def open(self, path: Path, model: onnx.ModelProto | None = None) -> TurnSession:
+    def open(self, path: Path, model: onnx.ModelProto | None = None, folding: bool = True) -> TurnSession:
+        """folding: False computes constants in each run, for the large matrices that graphs compute of integers: when
+        ONNX Runtime computes them as it opens a graph, each of these operations' results stays in memory."""
         tf32 = {"use_tf32": int(self.tf32)}
         providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
-        graph = (onnx.load(path, load_external_data=False) if model is None else model).graph
+        whole = onnx.load(path, load_external_data=False) if model is None else model
+        data = path
+        if folding and (values := self._values(path, whole)):
+            model = with_values(whole, values)
+            whole, data = model, self._scratch / path.name
+        graph = whole.graph
         lengths = (int(e.value) for t in initializers(graph) for e in t.external_data if e.key == "length")
         size, branches = sum(lengths), any(node.op_type == "If" for node in graph.node)
+        # As in use: a Transpose of a stored matrix belongs to the product, which packs the matrix.
+        floats = data != path or self.folder.has_float32_matrices
+        large = self.device == "cpu" and is_large(size) and floats and self._graph_of(path) in TRANSPOSING
+        without = [] if folding and not large else FOLDING
 
         def opened(profiling: bool) -> Any:
             options = session_options(self.threads, 0, self.activations, self.int8_scales.may_overflow)
             options.graph_optimization_level = LEVELS[self.optimisation]
+            options.enable_cpu_mem_arena = folding
             if model is None:
                 options.enable_profiling = profiling
-                self._profiles.mkdir(exist_ok=True)
-                options.profile_file_prefix = str(self._profiles / path.stem)
-                session = open_session(path, providers, options)
+                options.profile_file_prefix = str(self._scratch / path.stem)
+                session = open_session(path, providers, options, without)
             else:
-                session = open_changed(model, path, options, providers)
+                session = open_changed(model, data, options, providers, without)
                 narrow = [output.name for output in session.get_outputs() if output.type == "tensor(bfloat16)"]
                 if narrow:  # NumPy has no bfloat16
-                    session = open_changed(outputs_as_float32(model, narrow), path, options, providers)
+                    session = open_changed(outputs_as_float32(model, narrow), data, options, providers, without)
             # ONNX Runtime only warns if it can't load a provider's libraries.
             if self.provider not in session.get_providers():
                 raise Unavailable(f"onnxruntime:{self.device}: {self.provider} can't be used: its libraries don't load")
             return session
 
-        return TurnSession(opened, size, 0 if model is not None else RUNS_OF_BRANCHES if branches else 1)
+        session = TurnSession(opened, size, 0 if model is not None else RUNS_OF_BRANCHES if branches else 1)
+        if self.device != "cpu":
+            session.session()  # an unavailable provider is found at once
+        return session
 
-    def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
-        for session in self.sessions.values():
-            if isinstance(session, TurnSession) and session.size > OPEN_AT_ONCE:
-                session.close()
-        yield from super().parameters()
+    def _graph_of(self, path: Path) -> str:
+        return next((name for name, file in self.files.items() if file == path), "")
+
+    def _values(self, path: Path, model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+        """The matrices that a graph computes of constants, if they are large: computed once, one at a time, and put
+        into a file, {name: its place}."""
+        names = computed(model.graph, self.config)
+        if not is_large(4 * sum(math.prod(parameter_shapes(self.config)[name]) for name in names)):
+            return {}
+        if path not in self._places:
+            self._places[path] = {}
+            with (self._scratch / f"{path.stem}.values").open("wb") as out:
+                for name, array in self._arrays(path, model, names):
+                    out.write(bytes(-out.tell() % ALIGNMENT))
+                    like = onnx.TensorProto(name=name, dims=array.shape)
+                    like.data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+                    self._places[path][name] = outside(like, Path(out.name).name, out.tell(), array.nbytes)
+                    out.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return self._places[path]
+
+    def _arrays(self, path: Path, model: onnx.ModelProto, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
+        """Yield the computed parameters, and the data file's tensors that other nodes read."""
+        for name in names:
+            part = self.open(path, constant_part(model, name), folding=False)
+            yield name, part.run([name], {})[0]
+            part.close()
+        behind = reached(names, edges_of(model.graph))
+        read = {name for inputs, outputs in edges_of(model.graph) if not behind & {*outputs} for name in inputs}
+        for tensor in model.graph.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL and (tensor.name in read or tensor.name not in behind):
+                yield tensor.name, numpy_helper.to_array(tensor, str(path.parent))
+
+    def computed(self, path: Path, model: onnx.ModelProto) -> Iterator[tuple[str, Array | Stored]]:
+        values, names = self._values(path, model), computed(model.graph, self.config)
+        yield from ((name, unread(values[name], self._scratch)) for name in names if values)
+        if not values:
+            yield from super().computed(path, model)
+
+    def logits(self, case: Case) -> Array:
+        """See `Engine`. A file that computes large matrices runs as it is here; in other ways these are given."""
+        if not self._places:
+            return super().logits(case)
+        for name in self.folder.graphs:
+            if name not in self._untouched:
+                self._untouched[name] = self.open(self.files[name], folding=False)
+        return graph_logits(self._model(self._untouched), case, self._memory(case))
+
+    def rest(self) -> None:
+        TurnSession.close_large()
+
+    def close(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def details(self) -> dict[str, str]:
         return {
@@ -282,8 +384,6 @@ class OnnxRuntimeEngine(OnnxEngine):
     def placement(self) -> Placement:
         """See `Engine`. Raises Unavailable if no node ran on the requested provider."""
         nodes = tuple(self._nodes())
-        with suppress(OSError):
-            self._profiles.rmdir()
         if nodes and not any(node.provider == self.provider for node in nodes):
             others = ", ".join(sorted({node.provider for node in nodes}))
             raise Unavailable(f"{self.name}: no node ran on {self.provider}: all {len(nodes)} on {others}")
@@ -292,7 +392,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         return Placement(self.name, self.provider, tf32, threads_in_words(self.threads), libraries, nodes)
 
     def _nodes(self) -> Iterator[Node]:
-        for graph, session in self.sessions.items():
+        for graph, session in (self.sessions | self._untouched).items():
             assert isinstance(session, TurnSession)
             session.close()
             for name, operator, provider in session.nodes:

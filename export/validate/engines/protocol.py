@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,15 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import Stored
 
 Array = NDArray
+
+
+LARGE = 128 << 20
+"""Bytes of weights from which on a model is only in memory while it runs, so that one runtime at a time has it."""
+
+
+def is_large(size: int) -> bool:
+    """Whether these bytes of weights are a large model's."""
+    return size > LARGE
 
 
 class Unavailable(UserError):  # noqa: N818 - a state of the machine, not a mistake
@@ -215,6 +224,9 @@ class Engine:
         """A context with the model as `decoding.steps.run` takes it."""
         raise NotImplementedError
 
+    def rest(self) -> None:
+        """Let go of a large model, which is loaded again when it is needed."""
+
     def close(self) -> None:
         """End the programs it started, e.g. a browser or Node."""
 
@@ -237,6 +249,13 @@ class Engine:
         readers = {output_weight_name(c)} if c.head.classifies else set()
         readers |= {target_embedding_name(c)} if c.has_decoder else set()
         return {source_embedding_name(c)} - readers
+
+
+def in_turn(engines: Iterable[Engine]) -> Iterator[Engine]:
+    """Yield each engine, and let it rest before the next."""
+    for engine in engines:
+        yield engine
+        engine.rest()
 
 
 class ModelEngine(Engine):

@@ -25,6 +25,7 @@ from export.precision.row_length import without_zeros
 from export.targets.session import Session
 from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.quantization import Packed
@@ -178,6 +179,12 @@ def _matrix(
     return matrix if rest is None else matrix + np.repeat(rest, group, axis=1)
 
 
+def computed(graph: onnx.GraphProto, config: TransformerConfig) -> list[str]:
+    """The parameters that nodes of a graph compute of its initializers."""
+    table = parameter_shapes(config)
+    return [output for node in graph.node for output in node.output if output in table]
+
+
 def unread(tensor: onnx.TensorProto, folder: Path) -> Stored:
     """Return an initializer as an array that reads its numbers on first use."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
@@ -244,11 +251,15 @@ class OnnxFiles(Engine):
                 if self.checkpoint is not None:
                     self._round_trips[where, name] = round_trip_of(self.checkpoint, name)
                 yield where, name, array
-            for name in (output for node in model.graph.node for output in node.output if output in table):
-                array = self.open(path, constant_part(model, name)).run([name], {})[0]
+            for name, array in self.computed(path, model):
                 if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
-                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
+                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, np.asarray(array))
                 yield path.name, name, array
+
+    def computed(self, path: Path, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray | Stored]]:
+        """Yield the parameters that a file's nodes compute of its initializers."""
+        for name in computed(model.graph, self.config):
+            yield name, self.open(path, constant_part(model, name)).run([name], {})[0]
 
     def as_stored(self, where: str, name: str, array: NDArray) -> NDArray:
         """Convert a parameter of the checkpoint to the values a file must hold."""

@@ -258,11 +258,12 @@ class Reference:
         return Cache(np.zeros((rows, 0), bool), (None,) * len(names), tuple(cross), source_mask)
 
     def step(
-        self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None
+        self, ids: ArrayLike, cache: Cache, mask: ArrayLike | None = None, tap: Tap | None = None, first: int = 0
     ) -> tuple[Array, Cache]:
-        """Decode L more target ids (B,L). Returns (logits (B,L,V), cache with these positions).
+        """Decode L more target ids (B,L). Returns (logits (B,L-first,V), cache with these positions).
 
-        `mask` (B,L): True on tokens, for a decoder's padded prompts.
+        `mask` (B,L): True on tokens, for a decoder's padded prompts. `first`: of the L positions, the first with
+        logits; a negative one counts from the end.
         """
         c, tokens = self.config, checked_ids(ids, self.config.vocab_size, "target_ids")
         new = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -302,7 +303,7 @@ class Reference:
                 x = self.sublayer(f"{layer}.cross_attention", x, cross_attention, tap)
             x = self.sublayer(f"{layer}.feed_forward", x, self.feed_forward(layer, tap), tap)
             x = observe_tap(tap, layer, x)
-        logits = self.classify(self.final_norm("decoder", x, tap), tap)
+        logits = self.classify(self.final_norm("decoder", x, tap)[:, first:], tap)
         return logits, Cache(real, tuple(pasts), cache.cross, cache.source_mask)
 
     # Sections 3.4, 3.5: embedding * sqrt(d_model) + PE(pos); BART normalises the sum
@@ -497,8 +498,11 @@ class Reference:
 
     def _product(self, x: Array, weight: str) -> Array:
         """Compute x W^T."""
-        products = [x @ part.T for part in self.weights.parts(weight)]
-        return products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+        done, y = 0, np.empty((*x.shape[:-1], np.shape(self.weights.stored[weight])[0]), self.dtype)
+        for part in self.weights.parts(weight):
+            y[..., done : done + len(part)] = x @ part.T
+            done += len(part)
+        return y
 
     def observer(self, tap: Tap | None, scope: str) -> Observe:
         """Return an observer for points inside `scope`; it does nothing without a tap or `inner_points`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,8 @@ class BeamState:
     """The state of a sentence's beam search.
 
     `margin`: the smallest gap of any decision so far, in log-probability. `read`: the decoder's tokens before the first
-    new token. `limit`: most new tokens. `candidates`: the ids allowed in the output; None allows all.
+    new token. `limit`: most new tokens. `candidates`: the ids allowed in the output; None allows all. `options`: of its
+    search.
     """
 
     live: list[Hypothesis]
@@ -51,6 +52,7 @@ class BeamState:
     read: list[int] = field(default_factory=list)
     limit: int = 0
     candidates: Sequence[int] | None = None
+    options: Options = Options()
 
     def decide(self, chosen: float, dropped: float) -> None:
         self.margin = min(self.margin, abs(chosen - dropped))
@@ -63,31 +65,39 @@ def beam_search(
 
     `finished` has (log p / lp(length), hypothesis), best first. candidates: the ids allowed in each output.
     """
+    return beam_searches(reference, [(sources, options, candidates)])[0]
+
+
+def beam_searches(
+    reference: Reference, searches: Sequence[tuple[Sequence[list[int]], Options, Candidates]]
+) -> list[list[BeamState]]:
+    """Search several times as `beam_search` does, all side by side, so that a step reads the weights once for all."""
     c = reference.config
-    cache, logits = _start(reference, sources, options)
-    sentences = [
-        BeamState(
-            [Hypothesis(0.0, ())],
-            read=read(c, source, options),
-            limit=rules.limit(c, options, len(source)),
-            candidates=None if candidates is None else candidates[i],
-        )
+    every = [
+        (source, options, None if candidates is None else candidates[i])
+        for sources, options, candidates in searches
         for i, source in enumerate(sources)
     ]
+    sentences = [
+        BeamState([Hypothesis(0.0, ())], [], np.inf, read(c, x, o), rules.limit(c, o, len(x)), chosen, o)
+        for x, o, chosen in every
+    ]
+    cache, logits = _start(reference, [source for source, *_ in every], [s.read for s in sentences])
     for _ in range(max(sentence.limit for sentence in sentences)):
         rows: list[int] = []
         offset = 0
         for sentence in sentences:
             width = len(sentence.live)
-            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], options, c)]
+            rows += [offset + p for p in _advance(sentence, logits[offset : offset + width], sentence.options, c)]
             offset += width
         if not rows:
             break
         cache, logits = _step(reference, [[*s.read, *h.tokens] for s in sentences for h in s.live], cache.select(rows))
     for sentence in sentences:
-        for (first, _), (second, _) in pairwise(sentence.finished[: options.n_best + 1]):
+        for (first, _), (second, _) in pairwise(sentence.finished[: sentence.options.n_best + 1]):
             sentence.decide(first, second)
-    return sentences
+    ends = [*accumulate(len(sources) for sources, *_ in searches)]
+    return [sentences[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _advance(s: BeamState, logits: Array, o: Options, c: TransformerConfig) -> list[int]:
@@ -172,7 +182,7 @@ def token_by_token(
     c = reference.config
     limits = [rules.limit(c, options, len(source)) for source in sources]
     own = candidates or [None] * len(sources)
-    cache, logits = _start(reference, sources, options)
+    cache, logits = _start(reference, sources, [read(c, source, options) for source in sources])
     rows = np.arange(len(sources))
     tokens: list[list[int]] = [[] for _ in sources]
     total = np.zeros(len(sources))
@@ -216,23 +226,23 @@ def read(c: TransformerConfig, source: Sequence[int], o: Options) -> list[int]:
     return [c.bos_id if o.start_id is None else o.start_id]
 
 
-def _start(reference: Reference, sources: Sequence[list[int]], o: Options) -> tuple[Cache, Array]:
-    """Read all sources; returns (cache, logits (B,V) of the first new token)."""
+def _start(reference: Reference, sources: Sequence[list[int]], begun: Sequence[list[int]]) -> tuple[Cache, Array]:
+    """Read all sources, and what the decoder reads first (`read`); returns (cache, logits (B,V) of the next token)."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
         cache = reference.start(reference.encode(ids, mask), mask)
-        logits, cache = reference.step([read(c, source, o) for source in sources], cache)
+        logits, cache = reference.step(begun, cache)
         return cache, logits[:, -1]
-    ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in sources], c.pad_id))
-    logits, cache = reference.step(ids, reference.start(batch=len(sources)), mask)
+    ids, mask = (part[:, ::-1] for part in _padded([row[::-1] for row in begun], c.pad_id))
+    logits, cache = reference.step(ids, reference.start(batch=len(begun)), mask, first=-1)
     return cache, logits[:, -1]
 
 
 def _step(reference: Reference, rows: list[list[int]], cache: Cache) -> tuple[Cache, Array]:
     """Read the last token of each row: (cache, logits (B,V)); all tokens again where longrope changes frequencies."""
     if any(len(row) - 1 in _changes(reference.config) for row in rows):
-        return _start(reference, rows, Options())
+        return _start(reference, rows, rows)
     logits, cache = reference.step([[row[-1]] for row in rows], cache)
     return cache, logits[:, -1]
 
@@ -254,10 +264,13 @@ def teacher_forced(
         logits = reference(ids, _padded(rows, c.pad_id)[0], mask)
         return list(logits)
     ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)
-    logits = reference(ids, mask=mask)
+    first = min(map(len, sources)) - 1
+    logits = reference.step(ids, reference.start(batch=len(ids)), mask, first=first)[0]
     for length in _changes(c):  # the token after a short text is chosen before the text is long
-        logits[:, :length] = reference(ids[:, :length], mask=mask[:, :length])
-    return [row[len(prompt) - 1 :] for row, prompt in zip(logits, sources, strict=True)]
+        if length > first:
+            short = reference.step(ids[:, :length], reference.start(batch=len(ids)), mask[:, :length], first=first)[0]
+            logits[:, : length - first] = short
+    return [row[len(prompt) - 1 - first :] for row, prompt in zip(logits, sources, strict=True)]
 
 
 def _padded(rows: Sequence[list[int]], pad: int) -> tuple[Array, Array]:

@@ -57,6 +57,10 @@ class ReportData:
     """The files around the package's graphs; None for another exporter's files, and without ONNX."""
     gradients: tuple[Gradient, ...] = ()
     """With --gradients: MLX's derivatives against finite differences."""
+    share: float = 1.0
+    """The share of the usual rows, sentences and tokens; below 1 for a large model."""
+    chat_template: str = ""
+    """SHA-256 of the checkpoint's chat templates, which belong to the model as its weights do; "" without any."""
     against: tuple[str, ...] = ()
     """With --against: lines with the original's version and files, and the inputs compared."""
 
@@ -90,7 +94,10 @@ class ReportData:
             if r.missing_taps
         ]
         exported = [f"{r.name}: when it was exported, {r.retrieval}" for r in self.runtimes if r.retrieval]
-        return logits_only + search_only + fused + exported + self._notes_on_files()
+        fewer = []
+        if self.share < 1:
+            fewer = [f"a large model: {self.share:.0%} of the usual rows, sentences and tokens (--thorough: all)"]
+        return logits_only + search_only + fused + exported + fewer + self._notes_on_files()
 
     def _notes_on_files(self) -> list[str]:
         if self.files is None:
@@ -171,6 +178,8 @@ def summary(r: ReportData) -> Iterator[tuple[str, str]]:
         yield "files", r.files.result
     for line in (*r.against, *r.notes):
         yield "note", line
+    if r.chat_template:
+        yield "chat template", f"SHA-256 {r.chat_template}"
     yield "seed", f"{r.seed}, {len(r.inputs)} inputs, {r.seconds:.1f} s"
 
 

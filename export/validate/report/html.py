@@ -43,6 +43,8 @@ def _verdict(r: ReportData) -> str:
         body = f"<p>{escape(names)} against the float64 reference.</p><ul>{lines}</ul>"
         title = "Mismatch"
     notes = "".join(f'<p class="note">{escape(line)}.</p>' for line in (*r.against, *r.notes))
+    if r.chat_template:
+        notes += f'<p class="note">Chat template: SHA-256 {r.chat_template}.</p>'
     absent = "".join(f"<p>Not compared, because it isn't installed here: {escape(name)}.</p>" for name in r.absent)
     place = f"{escape(r.checkpoint)} against {escape(r.onnx)}" if r.onnx not in ("", "None") else escape(r.checkpoint)
     return (

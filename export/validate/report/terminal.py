@@ -50,6 +50,8 @@ def print_report(report: ReportData, console: Console) -> None:
         console.print(_tokens_table(report))
     for place in report.placements:
         console.print(Text(place.summary, style="dim"), soft_wrap=True)
+    if report.chat_template:
+        console.print(Text(f"chat template: SHA-256 {report.chat_template}", style="dim"), soft_wrap=True)
     for name in report.absent:
         console.print(Text(f"not compared, because it isn't installed here: {name}", style="yellow"))
     console.print(Text(f"{len(report.inputs)} inputs: {'; '.join(report.inputs)}; {report.seconds:.1f} s", style="dim"))

@@ -13,6 +13,7 @@ from small_models import random_weights
 from export import OnnxTransformer, export_onnx
 from export.precision.packed import check_integers
 from export.validate import compare
+from export.validate.engines import protocol
 from mlx_transformer import Transformer
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import WEIGHTS, open_checkpoint, save_checkpoint
@@ -108,9 +109,14 @@ def test_groups_without_whole_zero_points(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), SMALL_GROUP])
-def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path):
-    """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference."""
+def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path, monkeypatch):
+    """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference.
+
+    nvfp4's as of a large model: its matrices are computed one at a time, and one runtime has it at a time.
+    """
     folder = model(scheme)
+    if scheme.bits == 4:
+        monkeypatch.setattr(protocol, "LARGE", 0)
     export_onnx(folder, tmp_path / "onnx", force=True)
     report = compare(folder, tmp_path / "onnx", seed=3, longest=12, searches=scheme.bits == 5)
     assert report.equal, report

@@ -29,8 +29,8 @@ from export.validate.engines import (
     Placement,
     Unavailable,
     mlx_engine,
-    onnxruntime_engine,
     open_engine,
+    protocol,
 )
 from export.validate.engines.onnxruntime_engine import OnnxRuntimeEngine, TurnSession, open_changed
 from export.validate.engines.web_host import NODE_BUILD, find_package
@@ -220,7 +220,7 @@ def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> 
 
 
 def test_large_sessions_are_open_in_turn(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One at a time, with the same verdict and the same nodes."""
+    """One at a time, with the same verdict and places, and MLX's model only while it runs."""
     nodes, seen = [], set()
     opened = TurnSession.session
 
@@ -229,11 +229,11 @@ def test_large_sessions_are_open_in_turn(exported: tuple[Path, Path], monkeypatc
         seen.add(len(self._open))
         return session
 
-    for limit in (onnxruntime_engine.OPEN_AT_ONCE, 0):
-        monkeypatch.setattr(onnxruntime_engine, "OPEN_AT_ONCE", limit)
-        report = compare(*exported, ["onnxruntime"], seed=1, threads=1, longest=6)
+    for limit in (protocol.LARGE, 0):
+        monkeypatch.setattr(protocol, "LARGE", limit)
+        report = compare(*exported, ["mlx", "onnxruntime"], seed=1, threads=1, longest=6)
         assert report.equal
-        nodes.append({*report.placements[0].nodes})
+        nodes.append({(node.graph, node.provider) for node in report.placements[1].nodes})
         monkeypatch.setattr(TurnSession, "session", counted)
     assert nodes[0] == nodes[1]
     assert seen == {1}
