@@ -28,6 +28,8 @@ MARKUP = re.compile(
     r"""|<[!?/]?[a-z](?:[^<>"']|"[^"]*"|'[^']*')*>)""",
     re.DOTALL | re.IGNORECASE,
 )
+NO_TAG = re.compile("<(?=[a-z/!?])", re.IGNORECASE)
+"""Begins what isn't a whole tag."""
 NAME = re.compile(r"</?([a-z][^\s/>]*)", re.IGNORECASE)
 ATTRIBUTE = re.compile(r"""\s([^\s=>"'/]++)\s*+=\s*+("[^"]*"|'[^']*'|[^\s>]++)""")
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
@@ -137,9 +139,11 @@ def _tokens(text: str) -> Iterator[Token]:
     for place, piece in enumerate(MARKUP.split(text)):
         kind = place % 3  # text, markup, the group `raw`
         if kind == 0 and piece:
-            reader.add("text", piece)
+            reader.add("text", NO_TAG.sub("&lt;", piece))
         elif kind == 1 and piece[:2] in ("<!", "<?"):
-            reader.add("atom" if piece.startswith("<!--") else "break", piece)
+            is_comment = piece.startswith("<!--")
+            end = "-->" if is_comment and not piece.endswith("-->") else ""  # else it hides the end tags behind it
+            reader.add("atom" if is_comment else "break", piece + end)
         elif kind == 1:
             reader.tag(piece)
     reader.close_down_to(0)
@@ -176,7 +180,9 @@ class _Reader:
         match = NAME.match(piece)
         name = match[1].lower() if match else ""
         if name in ("script", "style", "textarea"):  # with its content, or a stray end tag
-            self.add("atom", piece)
+            ends = re.search(rf"</{name}\s*>\Z", piece, re.IGNORECASE)
+            start = f"<{name}>" if piece.startswith("</") else ""
+            self.add("atom", start + piece + ("" if ends else f"</{name}>"))
         elif piece.startswith("</"):
             self._end(name, piece)
         elif name in VOID:

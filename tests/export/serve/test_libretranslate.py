@@ -145,6 +145,11 @@ def filled(html: str, translate: Callable[[str], str] = str.upper, links: list[t
         ("<ul><li>a<li>b</ul>c</br>", "<ul><li>A<li>B</ul>C</br>"),
         ("a <b><i>b", "A <b><i>B</i></b>"),
         ("1 < 2 <b", "1 &lt; 2 &lt;B"),
+        # what would hide the end tags behind it
+        ("<p>a <i>b<!-- c", "<p>A <i>B<!-- c--></i>"),
+        ("<i>a<textarea>b", "<i>A<textarea>b</textarea></i>"),
+        ("<b>a <svg>x <y", "<b>A <svg>x &lt;y</svg></b>"),
+        ("a</textarea>", "A<textarea></textarea>"),
     ],
 )
 def test_elements_of_html(html, expected):
