@@ -29,7 +29,7 @@ After = Callable[[mx.array], mx.array]
 """`Classifier.after`, an elementwise function of the products u."""
 MAX_LOGITS = 1 << 26
 """Most logits in a chunk: 256 MiB in float32."""
-FROZEN_LOGITS, FROZEN_ROWS = 1 << 21, 64
+FROZEN_LOGITS, FROZEN_ROWS = 1 << 20, 32
 """The same for a classifier that isn't trained, whose gradient needs no sum over chunks; at least so many rows."""
 BYTES_PER_LOGIT = 16
 """Memory of a chunk per logit: the logit, its exponential, the softmax and its gradient."""
