@@ -56,11 +56,13 @@ def import_command(
 ) -> None:
     """Turn a published model, in the format of `transformers`, llama.cpp or Marian, into a checkpoint."""
     from mlx_transformer.convert import import_huggingface, import_marian
+    from mlx_transformer.system.progress import quiet_progress
 
     if Place.of(model).what == "a Marian model":
         notes = import_marian(model, out, force)
     else:
-        notes = import_huggingface(model, out, force, revision)
+        with quiet_progress("import") as watch:
+            notes = import_huggingface(model, out, force, revision, watch)
     print("; ".join([f"{out}: imported", *notes]))
 
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_transformer.core.adapter import Adapter, read_adapter
 from mlx_transformer.core.card import begin_card, carried, first_lines, front_matter, keys_of, put_card
@@ -39,7 +41,8 @@ from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_json, read_object
 from mlx_transformer.system.gguf_files import parts_of
 from mlx_transformer.system.manifest import CARD
-from mlx_transformer.system.tensors import write_tensors
+from mlx_transformer.system.progress import Progress, no_progress
+from mlx_transformer.system.tensors import Stored, write_tensors
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
@@ -180,6 +183,7 @@ def import_huggingface(
     out: Target,
     force: bool = False,
     revision: str | None = None,
+    watch: Progress = no_progress,
 ) -> list[str]:
     """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
 
@@ -204,8 +208,21 @@ def import_huggingface(
     texts |= {} if vectors is None else vectors.texts()
     tensors = {} if vectors is None else vectors.tensors()
     of_files = {"texts": texts, "tensors": tensors, "quantization": ours.quantization}
-    save_checkpoint(output, ours.config, ours.weights, ours.tokenizer, **of_files)
+    save_checkpoint(output, ours.config, _watched(ours.weights, watch), ours.tokenizer, **of_files)
     return ours.notes
+
+
+def _watched(weights: Mapping[str, Any], watch: Progress) -> dict[str, Any]:
+    """The same arrays; whenever one is read, `watch` is told."""
+    total, done = max(1, sum(array.nbytes for array in weights.values())), 0
+
+    def read(name: str) -> NDArray:
+        nonlocal done
+        watch(min(1.0, done / total), name)
+        done += weights[name].nbytes
+        return np.asarray(weights[name])
+
+    return {name: Stored(array.shape, array.dtype, partial(read, name)) for name, array in weights.items()}
 
 
 @contextmanager

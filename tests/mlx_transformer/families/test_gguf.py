@@ -267,8 +267,11 @@ def test_a_model_written_and_read_is_the_same(name, tmp_path):
     import_huggingface(GOLDEN / name, tmp_path / "model")
     notes = to_gguf(tmp_path / "model", tmp_path / "x.gguf")
     assert notes == ["no tokenizer (the checkpoint has none)"]
-    import_huggingface(tmp_path / "x.gguf", tmp_path / "back")
+    seen: list[tuple[float, str]] = []
+    import_huggingface(tmp_path / "x.gguf", tmp_path / "back", watch=lambda *now: seen.append(now))
     before, after = open_checkpoint(tmp_path / "model"), open_checkpoint(tmp_path / "back")
+    assert [share for share, _ in seen] == sorted({share for share, _ in seen})
+    assert sorted(name for _, name in seen) == sorted(after.names())
     for parameter, array in before.tensors():
         np.testing.assert_array_equal(after.tensor(parameter), array.astype(np.float32))
     np.testing.assert_allclose(rotary_frequencies(after.config), rotary_frequencies(before.config), rtol=3e-7)
