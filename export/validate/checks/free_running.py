@@ -138,9 +138,10 @@ def free_running(
     for engine in engines:
         outputs = [_attempted(engine, search) for search in every if engine in able or not search.of_shortlist]
         engine.rest()
-        for search, output, why in outputs:
+        for attempted in outputs:
+            search, *_ = attempted
             truth = truth_of.get(search.name, [])
-            tokens = _judged(reference, engine, limits[engine.name], words, search, output, why, truth, chosen)
+            tokens = _judged(reference, engine, limits[engine.name], words, attempted, truth, chosen)
             found.append((every.index(search), tokens))
     yield from (tokens for _, tokens in sorted(found, key=lambda pair: pair[0]))
 
@@ -288,8 +289,11 @@ Outputs = Sequence[Sequence[tuple[list[int], float]]]
 """Each sentence's hypotheses, best first: (ids without their end token, score)."""
 
 
-def _attempted(engine: Engine, search: Search) -> tuple[Search, Outputs | None, str]:
-    """Run a search: (search, outputs or None, reason for None)."""
+Attempt = tuple[Search, Outputs | None, str]
+"""A search of an engine, its outputs or None, and the reason for None."""
+
+
+def _attempted(engine: Engine, search: Search) -> Attempt:
     arguments = search.sources, search.options, search.candidates
     if search.options.n_best > 1:
         return search, *attempt(lambda: engine.n_best(*arguments))
@@ -301,13 +305,12 @@ def _judged(
     engine: Engine,
     budget: float,
     words: TokenText,
-    search: Search,
-    found: Outputs | None,
-    why: str,
+    attempted: Attempt,
     truth: Sequence[BeamState],
     known: dict[tuple[str, str], list[list[Choice]]],
 ) -> Tokens:
     """Judge a search's outputs. truth: the reference's beam search. known: choices of other engines' outputs."""
+    search, found, why = attempted
     c, options, sources = reference.config, search.options, search.sources
     outputs = [rows[0][0] for rows in found or []]
     if found is None:
