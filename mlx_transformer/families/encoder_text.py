@@ -18,7 +18,7 @@ from mlx_transformer.system.files import JsonObject, read_object, read_text
 from mlx_transformer.text.added_tokens import CUT, SILENT, WHOLE
 from mlx_transformer.text.published_ids import ROLES, roles_of
 from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
-from mlx_transformer.text.tokenizer import read_backend
+from mlx_transformer.text.tokenizer import check_parts, read_backend
 
 from .added import listed, role_names, with_tokens
 from .languages import content_of, listed_tokens
@@ -36,6 +36,7 @@ def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start:
     token that a decoder starts with, where the model has one. Raises `UserError` for a file that doesn't put a token
     before and behind each text."""
     specification = read_object(path / JOINT)
+    check_parts(specification, str(path / JOINT))
     read_backend(lambda: read_text(path / JOINT), str(path / JOINT))
     return _with_roles(specification, _ends(specification, path / JOINT), settings, path / JOINT, fills, start=start)
 

@@ -34,7 +34,7 @@ from mlx_transformer.text.sentencepiece import (
     is_whole,
 )
 from mlx_transformer.text.sentencepiece_tokenizer import RUNS_OF_SPACES, tokenizer_json
-from mlx_transformer.text.tokenizer import read_backend
+from mlx_transformer.text.tokenizer import check_parts, read_backend
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
@@ -98,6 +98,7 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
     token that a decoder starts with. tokens: those that the maker added. control: listed tokens that are text where
     somebody types them: roles and languages. `UserError` for a file of another kind, or one that is damaged."""
     specification, where = read_object(path / JOINT), path / JOINT
+    check_parts(specification, str(where))
     read_backend(lambda: read_text(where), str(where))
     scheme, splits = _metaspace(specification.get("pre_tokenizer"), where)
     charsmap, collapses, strips = _normalizer(specification.get("normalizer"), where)

@@ -552,8 +552,7 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             raise UserError(
                 f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
             )
-    _check_precompiled(specification.get("normalizer"), origin)
-    _check_template(specification.get("post_processor"), origin)
+    check_parts(specification, origin)
     for pattern in () if is_makers(specification) else _patterns(specification):
         if pattern not in TRUSTED_PATTERNS and pattern != silent_pattern(silent_contents(specification)):
             raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
@@ -572,9 +571,13 @@ def _untypable(specification: Mapping[str, Any]) -> str | None:
     return json.dumps({**specification, "added_tokens": added, "model": {**model, "vocab": renamed}})
 
 
+def check_parts(specification: Mapping[str, Any], origin: str) -> None:
+    """Raise `UserError` for damage at which the library `tokenizers` would panic, with many lines of output."""
+    _check_precompiled(specification.get("normalizer"), origin)
+    _check_template(specification.get("post_processor"), origin)
+
+
 def _check_precompiled(normalizer: Any, origin: str) -> None:
-    """Raise `UserError` if the table of SentencePiece's Precompiled normalizer is damaged: the library would panic,
-    with many lines of output."""
     if not isinstance(normalizer, dict):
         return
     inside = normalizer.get("normalizers")
@@ -585,7 +588,6 @@ def _check_precompiled(normalizer: Any, origin: str) -> None:
 
 
 def _check_template(processor: Any, origin: str) -> None:
-    """Raise `UserError` if a template has a special token that it doesn't list: the library would panic at a text."""
     if not isinstance(processor, dict):
         return
     inside = processor.get("processors")

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from mlx_transformer.families.encoder_text import adopted
+from mlx_transformer.families.json_pieces import pieces_json
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
@@ -36,6 +38,15 @@ def test_a_damaged_table_is_one_line(specification, name, within, capfd):
     normalizer = {"type": "Sequence", "normalizers": [table]} if within else table
     with pytest.raises(UserError, match="here: the table of its Precompiled normalizer is damaged; restore it"):
         Tokenizer(json.dumps({**specification, "normalizer": normalizer}), "here")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("read", [lambda path: adopted(path, {}), lambda path: pieces_json(path, "<pad>", 0, [], [])])
+def test_a_folder_with_a_damaged_table_is_one_line_too(specification, read, tmp_path, capfd):
+    values = {**specification, "normalizer": precompiled(TABLES["short"])}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError, match=r"tokenizer\.json: the table of its Precompiled normalizer is damaged"):
+        read(tmp_path)
     assert capfd.readouterr() == ("", "")
 
 

@@ -182,10 +182,9 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_runs_away_is_stopped(name, monkeypatch):
     monkeypatch.setattr(chat, "STEPS", 20_000)
-    begun = time.monotonic()
+    monkeypatch.setattr(chat, "SECONDS", 600.0)  # so it's not the clock that stops it
     with pytest.raises(UserError, match="the chat template"):
         rendered(ENDLESS[name])
-    assert time.monotonic() - begun < chat.SECONDS
 
 
 def test_time_is_limited_too(monkeypatch):
