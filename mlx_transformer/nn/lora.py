@@ -164,12 +164,15 @@ def _widened_product(layer: Any) -> Callable[[mx.array], mx.array]:
         [late.weight] = mx.depends([layer.weight], [ready])
         return matrix(late, ready.dtype).astype(ready.dtype)
 
-    @mx.custom_function
     def product(x: mx.array) -> mx.array:
         return x @ wide(x).T
 
-    @product.vjp
+    if not layer.training:  # a custom function can't be written as a graph
+        return product
+    trained = mx.custom_function(product)
+
+    @trained.vjp
     def gradient(x: mx.array, dy: mx.array, y: mx.array) -> mx.array:
         return dy @ wide(dy)
 
-    return cast(Callable[[mx.array], mx.array], product)
+    return cast(Callable[[mx.array], mx.array], trained)

@@ -188,6 +188,8 @@ class TurnSession:
             return
         self.profiling = False
         path = Path(self._open[self].end_profiling())
+        if not path.is_file():  # of an earlier comparison, whose folder is gone
+            return
         ran = [event for event in json.loads(path.read_text() or "[]") if event.get("cat") == "Node"]
         path.unlink()
         suffix = "_kernel_time"

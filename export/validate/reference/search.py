@@ -265,11 +265,16 @@ def teacher_forced(
         return list(logits)
     ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)
     first = min(map(len, sources)) - 1
-    logits = reference.step(ids, reference.start(batch=len(ids)), mask, first=first)[0]
+
+    def read_all(length: int) -> Array:
+        if not isinstance(reference, Reference):  # the program of a published model
+            return reference(ids[:, :length], mask[:, :length])[:, first:]
+        return reference.step(ids[:, :length], reference.start(batch=len(ids)), mask[:, :length], first=first)[0]
+
+    logits = read_all(ids.shape[1])
     for length in _changes(c):  # the token after a short text is chosen before the text is long
         if length > first:
-            short = reference.step(ids[:, :length], reference.start(batch=len(ids)), mask[:, :length], first=first)[0]
-            logits[:, : length - first] = short
+            logits[:, : length - first] = read_all(length)
     return [row[len(prompt) - 1 - first :] for row, prompt in zip(logits, sources, strict=True)]
 
 
