@@ -117,7 +117,7 @@ MLX = {
         model="normed heads", tap=f"{E1}.self_attention", culprit="keys: heads split, rotary positions",
     ),
     "the second norm after the sum, not before": Mutation(
-        change=_norm_of_the_sum, model="normed heads", tap=f"{D0}.cross_attention", culprit="layer norm",
+        change=_norm_of_the_sum, model="normed heads", tap=f"{D0}.cross_attention", culprit="residual conn",
     ),
     "padding not masked in one layer": Mutation(
         change=_no_mask, tap=f"{E1}.self_attention", culprit="mask and softmax (mask: query "
