@@ -22,6 +22,7 @@ from .beam import Beam
 from .candidates import Candidates, among, check_candidates
 from .greedy import Greedy
 from .options import Hypothesis, Options, check_options, check_prefix, check_single, expected_tokens, length_limits
+from .running import position_bytes
 from .speculation import Speculated, check_speculation
 from .steps import Batch, Model, Strategy, run
 
@@ -139,8 +140,7 @@ def checked(
 def check_fits(c: TransformerConfig, beam: int, source: int, target: int) -> None:
     """Raise `UserError` if memory is too small for a single sentence: its caches (twice, since reordering hypotheses
     copies them), and the logits of a step."""
-    position = 4 * sum(layer.key_value_heads * (layer.d_k + layer.d_v) for layer in c.layers("decoder"))
-    needed = position * (source + 2 * beam * target) + 8 * beam * c.vocab_size
+    needed = position_bytes(c) * (source + 2 * beam * target) + 8 * beam * c.vocab_size
     check_memory(needed, f"decoding {target} tokens", "lower {beam} or {max_new_tokens}", beam=beam)
 
 
