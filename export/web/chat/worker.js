@@ -1,7 +1,7 @@
 // Runs a decoder in a worker, by Transformers.js; it answers the page's requests (KINDS).
 
 import { fetched } from './files.js';
-import { answerBy } from './requests.js';
+import { answerBy, graphics } from './requests.js';
 
 const [PLACE, NAME] = ['/models/', 'model']; // for Transformers.js: `asked` finds the files
 const PRIVATE = 0xE000; // characters without a meaning begin here
@@ -23,10 +23,7 @@ const KINDS = {
     const { env } = hub;
     Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localModelPath: PLACE });
     Object.assign(env, { useBrowserCache: false, useWasmCache: false, logLevel: hub.LogLevel.ERROR });
-    const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
-    return {
-      isolated: globalThis.crossOriginIsolated, webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')),
-    };
+    return { isolated: globalThis.crossOriginIsolated, ...await graphics() };
   },
 
   /** Open the site's model number `number`, in place of the previous one. */

@@ -24,3 +24,9 @@ export function answerBy(kinds) {
     });
   };
 }
+
+/** Whether there is WebGPU, and whether it has float16. */
+export async function graphics() {
+  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
+  return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
+}

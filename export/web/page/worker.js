@@ -5,7 +5,7 @@ import { beamSearch } from './beam.js';
 import { fetched } from './files.js';
 import { alternatives, tokens } from './greedy.js';
 import { memoryInUse, openModel, watchMemory } from './models.js';
-import { answerBy } from './requests.js';
+import { answerBy, graphics } from './requests.js';
 import { Shortlist } from './shortlist.js';
 import { Tokenizer } from './tokenizer.js';
 
@@ -54,12 +54,6 @@ const KINDS = {
   encode: ({ texts }) => texts.map((text) => tokenizer.encode(text)),
   decode: ({ rows }) => rows.map((ids) => tokenizer.decode(ids)),
 };
-
-/** Whether there is WebGPU, and whether it has float16. */
-async function graphics() {
-  const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
-  return { webgpu: Boolean(adapter), float16: Boolean(adapter?.features.has('shader-f16')) };
-}
 
 /** Tokenise a text, with its language ids. Returns the source ids, how many of them are its end, and the output's
  * forced first ids; tells the model its start token and candidates. languages: codes {source, target} in a
