@@ -133,6 +133,12 @@ class ErrorScale:
         )
         return cls(rms, largest, draws[0].size, draws[0].tokens, worst)
 
+    def or_larger(self, other: ErrorScale) -> ErrorScale:
+        """The larger errors of two scales of an input."""
+        return replace(
+            self, **{name: max(getattr(self, name), getattr(other, name)) for name in ("rms", "max", "worst")}
+        )
+
     def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
         """The right-hand sides of the rule without its factors: for rms(e), and for max|e|.
 

@@ -221,7 +221,7 @@ def on_its_integers(engine: Any, stored: Parameters, cases: Sequence[Case], sear
             samples.append(Sample(engine, ON_INTEGERS, tap, case, Deviation.of(got, truth), truth.scale))
     by_name = {case.name: case for case in cases}
     drawn = cache(lambda name: _redrawn(engine, stored, by_name[name], searching))
-    yield from judged_points(samples, lambda case, tap: drawn(case.name)[tap], BUDGET)
+    yield from judged_points(samples, lambda case, tap, _: drawn(case.name)[tap], BUDGET)
 
 
 def with_tables(engine: Any, stored: Parameters) -> Parameters:

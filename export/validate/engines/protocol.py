@@ -134,6 +134,8 @@ class Engine:
     """The layers left in float32 by int8."""
     sums_in_16_bits = False
     """Whether this CPU saturates sums of two byte products to 16 bits while some sums of this model need more."""
+    single_sums: frozenset[str] = frozenset()
+    """The matrices whose products it sums term by term in a single accumulator, which rounds more than a BLAS does."""
     retrieval = ""
     """How the precision changes a text's nearest neighbours, as measured by the export; empty if not measured."""
     capabilities = Capabilities()

@@ -12,12 +12,16 @@ from export import export_onnx
 from export.validate import compare, compare_engines
 from export.validate.cases import Case, grid
 from export.validate.checks.judging import DRAWS, Reordered, SecondLook
-from export.validate.engines.protocol import Capabilities
+from export.validate.engines.mlx_engine import MlxEngine
+from export.validate.engines.protocol import Capabilities, Engine
 from export.validate.engines.reference_engine import ReferenceEngine
 from export.validate.reference import Reference
 from export.validate.rule import ErrorScale, Truth
+from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.nn.norms import RMSNorm
 
 compare_module = sys.modules[compare.__module__]  # `export.validate.compare` is the function
 CONFIG = TransformerConfig(
@@ -35,7 +39,7 @@ def test_a_second_look_draws_float32s_own_errors_anew() -> None:
     errors = [single(*ids) - truth, *(reordered(*ids) - truth for _ in range(DRAWS))]
     sizes = [float(np.sqrt(np.mean(error**2))) for error in errors]
     assert len(set(sizes)) == len(sizes)
-    natural = SecondLook(model.config, model.weights)(case, "logits")
+    natural = SecondLook(model.config, model.weights)(case, "logits", Engine())
     assert natural.rms == pytest.approx(float(np.sqrt(np.mean(np.square(sizes[1:])))))
     assert natural.max == pytest.approx(float(np.sqrt(np.mean([np.abs(error).max() ** 2 for error in errors[1:]]))))
     assert min(sizes) < natural.rms < max(sizes) < 4 * natural.rms
@@ -62,9 +66,9 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
         return taps | {"logits": replace(taps["logits"], scale=replace(error, **eighth))}
 
     class Watched(SecondLook):
-        def __call__(self, case: Case, tap: str) -> ErrorScale:
+        def __call__(self, case: Case, tap: str, engine: Engine) -> ErrorScale:
             drawn.append(tap)
-            return super().__call__(case, tap)
+            return super().__call__(case, tap, engine)
 
     class Coarse(ReferenceEngine):
         capabilities = Capabilities(shows="logits")
@@ -105,11 +109,56 @@ def test_a_long_softmax_may_be_added_one_after_another() -> None:
     assert 1.5 * errors[0] < errors[1] < 50 * errors[0]
     assert np.abs(found[Reordered] - exact).max() < 1e-4 * exact.max()
     name = "encoder.layers.0.self_attention"
-    natural = SecondLook(config, weights)(case, name)
+    natural = SecondLook(config, weights)(case, name, Engine())
     taps: dict[type, dict[str, np.ndarray]] = {np.float64: {}, np.float32: {}}
     for dtype, taps_of in taps.items():
         Reference(config, weights, dtype)(case.ids, None, case.mask, taps_of.__setitem__)
     assert natural.rms > float(np.sqrt(np.mean((taps[np.float32][name] - taps[np.float64][name]) ** 2)))
+
+
+DECODER = TransformerConfig(
+    architecture="decoder", vocab_size=60, d_model=64, heads=2, d_ff=2048, encoder_layers=0, decoder_layers=1,
+    max_positions=40, norm="rmsnorm", norm_placement="pre", tie_embeddings="none",
+)  # fmt: skip
+INNER = "decoder.layers.0.feed_forward.down_proj"
+
+
+@pytest.mark.parametrize("scheme", [Scheme(32, 4), Scheme(64, 8), Scheme(128, 3)], ids=str)
+def test_mlx_adds_the_terms_of_a_quantised_product_to_a_single_sum(scheme: Scheme, tmp_path: Path) -> None:
+    """On a CPU. Beside one large number all later terms are rounded at its size, and the draws know it."""
+    save_checkpoint(tmp_path / "plain", DECODER, random_weights(DECODER, 2))
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "model", scheme)
+    checkpoint = open_checkpoint(tmp_path / "model").widened()
+    engine = MlxEngine(checkpoint)
+    assert engine.single_sums == set(checkpoint.quantization)
+    x = np.random.default_rng(0).normal(size=(4, 3, DECODER.d_ff)).astype(np.float32)
+    x[..., 5] = 17000
+    exact = Reference(checkpoint.config, checkpoint.unread())._linear(INNER, x.astype(np.float64))
+    single = Reordered(checkpoint.config, checkpoint.unread(), np.float32, False, engine.single_sums)
+    layer = engine.model.decoder.layers[0].feed_forward.down_proj
+    with engine.stream():
+        errors = [np.array(layer(engine.mx.array(x))) - exact, single._linear(INNER, x) - exact]
+    of_mlx, drawn = (float(np.sqrt(np.mean(error**2))) for error in errors)
+    assert of_mlx <= 1.01 * drawn  # the same bits on x86; MLX has several sums on ARM
+    orders = [Reordered(single.config, checkpoint.unread(), np.float32)._linear(INNER, x) - exact for _ in range(4)]
+    assert drawn > 1.2 * float(np.sqrt(np.mean(np.square(orders))))
+
+
+def test_single_sums_hide_nothing(tmp_path: Path) -> None:
+    config = replace(DECODER, d_ff=128)
+    save_checkpoint(tmp_path / "plain", config, random_weights(config, 2))
+    quantize_checkpoint(tmp_path / "plain", tmp_path / "model", Scheme(32, 4))
+    checkpoint = open_checkpoint(tmp_path / "model")
+    engine, cases = MlxEngine(checkpoint), grid(config, 1, longest=12)
+    assert compare_engines(checkpoint, [engine], cases, searches=False).equal
+    for norm in engine.model.modules():
+        if isinstance(norm, RMSNorm):
+            norm.epsilon = 1e-6
+    assert not compare_engines(checkpoint, [engine], cases, searches=False).equal
+    usual, single = (SecondLook(config, checkpoint.unread()) for _ in range(2))
+    plain = usual(cases[0], "decoder.norm", Engine())
+    larger = single(cases[0], "decoder.norm", engine)
+    assert plain.rms <= larger.rms < 10 * plain.rms
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(4, marks=pytest.mark.slow)])
