@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 
-from mlx_transformer.system.lazy import lazy
-
-from .graph.deferred import defer
+from mlx_transformer.system.lazy import defer, lazy
 
 # From 1.31 on, ONNX Runtime's wheels for Linux report each session to Microsoft, and warn if there is no home folder to
 # keep an identifier in. This must be set before the import; set it to 0 to allow the reports.
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from mlx_transformer.system.machine import __version__ as __version__
 
     from .package import export_onnx as export_onnx
-    from .package.marian_scales import marian_scales as marian_scales
+    from .package.write import marian_scales as marian_scales
     from .runtime import OnnxTransformer as OnnxTransformer
     from .search import SearchModel as SearchModel
     from .search import export_search as export_search
@@ -35,7 +33,7 @@ else:
         __name__,
         {
             "export_onnx": ".package",
-            "marian_scales": ".package.marian_scales",
+            "marian_scales": ".package.write",
             "export_search": ".search",
             "OnnxTransformer": ".runtime",
             "SearchModel": ".search",

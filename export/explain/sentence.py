@@ -33,7 +33,7 @@ from mlx_transformer.decoding.options import Options
 from mlx_transformer.decoding.search import checked
 from mlx_transformer.decoding.steps import DEAD, Batch, run
 from mlx_transformer.generation.embed import prepared
-from mlx_transformer.generation.fill import ids_with_masks
+from mlx_transformer.generation.heads import ids_with_masks
 from mlx_transformer.generation.settings import Around
 from mlx_transformer.system.errors import UserError
 

@@ -1,6 +1,6 @@
 """Write the ONNX folder from a checkpoint, with NumPy and without MLX.
 
-    OUT/config.json, generation_config.json            for Optimum and transformers.js (`consumers.py`)
+    OUT/config.json, generation_config.json            for Optimum and transformers.js (`around.py`)
     OUT/tokenizer.json, tokenizer_config.json          if the checkpoint has a tokenizer; with one per language,
                                                        source_tokenizer.json and target_tokenizer.json
     OUT/mlx_transformer.json                           the model's TransformerConfig, the source's digest, versions
@@ -35,9 +35,12 @@ from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.settings import ExportSettings
 from mlx_transformer.core.card import Form, carried, write_card
-from mlx_transformer.core.checkpoint import resolve
+from mlx_transformer.core.checkpoint import open_checkpoint, resolve
+from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
 from mlx_transformer.core.outputs import ONNX_FOLDER, claim
+from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.tokenizer_files import JOINT, tokenizer_files
+from mlx_transformer.families.marian_files.conversion import multiplier
 from mlx_transformer.system.durable import Output, Target, replace_folder
 from mlx_transformer.system.errors import Text, UserError, joined
 from mlx_transformer.system.lazy import naming_extra
@@ -45,7 +48,7 @@ from mlx_transformer.system.manifest import write_manifest
 from mlx_transformer.system.progress import Progress, no_progress
 
 from .around import files_around, graphs_of
-from .fixed_scales import settled
+from .fixed_scales import Trial, calibration_text, settled
 from .layers import Layers, measured
 from .plan import Plan
 from .quality import gate_text, judge, record
@@ -193,3 +196,32 @@ def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]
                 use_packed_operators(model, plan.checkpoint, plan.activations)
             unpack_on_load(model, plan.checkpoint)
     return by_owner
+
+
+def marian_scales(
+    checkpoint: str | Path, calibrate: str | Path | None = None, log: Callable[[str], None] = lambda _: None
+) -> Int8Scales | None:
+    """Return the scales for writing a checkpoint as Marian's int8; None without a text to calibrate on.
+
+    A file of Marian's has a multiplier per matrix and another for its input, 127 steps on either side of zero. Our own
+    int8 may have a scale per output and 255 steps above zero, so its scales can't stand there.
+
+    They come from the checkpoint's int8_scales.json unless `calibrate` names a text, then from that text; without
+    either, from the validation text of the checkpoint's run. `log` gets a line with the result. Raises UserError if the
+    text can't be read, or if the model has no tokenizer for it.
+    """
+    opened = open_checkpoint(checkpoint).widened()
+    own = read_int8_scales(opened.folder, opened.config)
+    if own is not None and calibrate is None:
+        return own
+    text = calibration_text(opened, calibrate, log)
+    if text is None:
+        return None
+    plan = Plan.of(opened.folder, ExportSettings(precision=["int8"]))
+    # The file stores each matrix with a multiplier from its largest magnitude, so the trial has to as well.
+    names = quantizable_shapes(opened.config)
+    before = own or Int8Scales({name: ProductScales(weight=multiplier(opened.tensor(name))) for name in names})
+    with TemporaryDirectory() as place:
+        scales, quality = Trial(plan, text, write_package, Path(place)).best(before, symmetric=True)
+    log(f"int8: scales from {scales.origin['sentences']} lines of {text.origin}; on others: {quality}")
+    return scales

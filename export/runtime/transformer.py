@@ -34,10 +34,9 @@ from export.precision.table import PRECISIONS
 from export.runtime import sessions as opening
 from export.targets.portable.runtime import CausalGraphs, EncoderDecoderGraphs, EncoderGraphs, OnnxCache
 from mlx_transformer.core.config import RELATIVE
-from mlx_transformer.core.inputs import Ids, Sources, check_equally_long, check_ids
+from mlx_transformer.core.inputs import ONE_AT_A_TIME, Ids, Passes, Sources, check_equally_long, check_ids
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.decoding.options import Hypothesis
-from mlx_transformer.generation.passes import ONE_AT_A_TIME, Passes
 from mlx_transformer.generation.settings import Settings, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.page import table

@@ -18,8 +18,7 @@ from export.nn.primitives import Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.steps import BANNED, DEAD, EXCLUDED
 
-from .options import OptionInputs, Vocabulary, as_they_are, either
-from .rules import Rules
+from .options import OptionInputs, Rules, Vocabulary, as_they_are, either
 from .sampling import Sampling, Weighed
 from .steps import Carried, State
 

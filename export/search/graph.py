@@ -25,13 +25,12 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
-from .byte_level import ByteLevelOps, is_byte_level
 from .decoder import CpuRecurrentDecoder, CpuTreeDecoder, RecurrentDecoder, TreeDecoder
 from .metadata import inputs_of
 from .options import OptionInputs, Vocabulary, set_defaults
 from .pieces import PieceOps, has_pieces
 from .steps import READ, WRITTEN, run
-from .text import BytePairOps, is_blank
+from .text import ByteLevelOps, BytePairOps, is_blank, is_byte_level
 from .wordpiece import WordPieceOps
 
 DECODERS = {STANDARD: TreeDecoder, ONNXRUNTIME: CpuTreeDecoder}

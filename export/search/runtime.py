@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +21,10 @@ import numpy as np
 
 from export.interface import GRAPHS, SEARCH, TEXT_SETTINGS, Request
 from export.precision.table import PRECISIONS
+from export.runtime.sessions import CPU, SLOW_FUSIONS, Session, session_options
 from export.runtime.transformer import passes_of
 from export.targets.portable.runtime import SOURCE_MULTIPLE
+from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
 from mlx_transformer.decoding.options import EXTRA_TOKENS, Hypothesis, Options, check_options, expected_tokens
@@ -38,15 +43,60 @@ from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_s
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
+from mlx_transformer.system.lazy import needs
+from mlx_transformer.system.manifest import verify_file
 
-from .metadata import ACTIVATIONS, ATTENTION, GENERATION, PRECISION, TOKENIZER, VECTOR, inputs_of
-from .opening import OneFile, opened
+from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEXT_DOMAIN, TOKENIZER, VECTOR, inputs_of
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
     from mlx_transformer.text.tokenizer import Tokenizer
 
     from .vector_model import VectorModel
+
+
+EXTENSIONS = "onnxruntime_extensions"
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """An open file of `export_search`."""
+
+    path: Path
+    session: Session
+    metadata: dict[str, str]
+    config: TransformerConfig
+
+    @classmethod
+    def open(cls, path: str | Path, threads: int | None, providers: Sequence[str] | None, verify: bool) -> OneFile:
+        """Open the file. Raises UserError if it is damaged, or if `export_search` didn't write it."""
+        path = Path(path)
+        if verify:
+            verify_file(path)
+        session = opened(path, threads, providers)
+        metadata: dict[str, str] = session.get_modelmeta().custom_metadata_map
+        if CONFIG not in metadata:
+            raise UserError(f"{path}: isn't a search graph of this project: write one with export --search")
+        try:
+            return cls(path, session, metadata, TransformerConfig.from_json(metadata[CONFIG]))
+        except UserError as error:
+            raise UserError(f"{path}: {error}; write it again with export --search") from error
+
+
+def opened(path: Path, threads: int | None, providers: Sequence[str] | None, activations: str | None = None) -> Session:
+    """Open a session of the file. Raises UserError if ONNX Runtime can't."""
+    options = session_options(threads or None, activations=activations)
+    if find_spec(EXTENSIONS):
+        options.register_custom_ops_library(import_module(EXTENSIONS).get_library_path())
+    arguments: dict[str, Any] = {"providers": providers or [CPU], "disabled_optimizers": SLOW_FUSIONS}
+    try:
+        return Session(path, options, **arguments)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        reason = str(error).splitlines()[0]
+        if TEXT_DOMAIN in str(error) and not find_spec(EXTENSIONS):
+            reason = f"its text operators need: {needs('text')}"
+        raise UserError(f"{path}: ONNX Runtime can't open it ({reason})") from None
+
 
 REPLACEMENT = "\ufffd"  # decoded from a character cut in two
 MOST_TOKENS = 8

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.interface import SENTENCE_EMBEDDING
+from mlx_transformer.core.inputs import Passes
 from mlx_transformer.core.text_embedding import TextEmbedding, parse_embedding
 from mlx_transformer.generation.embed import BATCH_TOKENS, Embedder
-from mlx_transformer.generation.passes import Passes
 from mlx_transformer.generation.translate import as_lines
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError

@@ -29,8 +29,7 @@ from .chatting import CHAT, chat
 from .completing import COMPLETE, CompletionModel, complete
 from .encoders import EMBED, PREDICT, RERANK, ClassModel, EmbeddingModel, embed, predict, rerank
 from .models import Loaded, Model, Models, Named
-from .requests import OPENAI, RequestError, error_answer
-from .schema import docs_page, openapi
+from .requests import OPENAI, RequestError, docs_page, error_answer, openapi
 from .translating import DETECT, STREAM, TRANSLATE, TranslationModel, detect, languages, stream, translate
 
 CLIENT_LEFT = 499  # seen in the metrics only

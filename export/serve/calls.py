@@ -27,8 +27,7 @@ from mlx_transformer.system.errors import UserError
 from .batching import Batcher, EndingError, OverloadError
 from .metrics import Metrics
 from .models import Loaded, Models
-from .requests import OPENAI, RequestError, error_answer, error_content, read_fields
-from .schema import Form
+from .requests import OPENAI, Form, RequestError, error_answer, error_content, read_fields
 
 FAULT = "a fault of the server; its log says more"
 ENDING = "the server ends; try again in 1 s"

@@ -22,8 +22,7 @@ from mlx_transformer.text.chat import ChatOptions, ChatTemplates, prompt
 
 from .calls import Call
 from .completing import MOST_LIKELIEST, NEUTRAL, Asked, Completion, Written, answered, asked_fields, refuse_others
-from .requests import RequestError, flag, whole
-from .schema import FLAG, TEXT, Form, number
+from .requests import FLAG, TEXT, Form, RequestError, flag, number, whole
 
 EXAMPLE = '{"model": "chat", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}'
 OBJECT = {"type": "object"}

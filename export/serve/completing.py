@@ -25,8 +25,23 @@ from mlx_transformer.generation.translate import fitting_tokenizer
 from .batching import streamed
 from .calls import Call, event
 from .models import NO_STREAM, Loaded, Row, Search, check_lengths
-from .requests import RequestError, check_count, flag, search_options, texts, texts_or_ids, unknown_field, whole
-from .schema import FLAG, TEXT, TEXTS, TEXTS_OR_IDS, Form, number, search_fields
+from .requests import (
+    FLAG,
+    TEXT,
+    TEXTS,
+    TEXTS_OR_IDS,
+    Form,
+    RequestError,
+    check_count,
+    flag,
+    number,
+    search_fields,
+    search_options,
+    texts,
+    texts_or_ids,
+    unknown_field,
+    whole,
+)
 
 EXAMPLE = '{"model": "stories", "prompt": "Once upon a time", "max_tokens": 16}'
 MAX_TOKENS = 16  # OpenAI's default

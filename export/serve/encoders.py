@@ -27,8 +27,20 @@ from mlx_transformer.text.pairs import Pair
 
 from .calls import Call
 from .models import Loaded, without_blocking
-from .requests import RequestError, check_count, flag, given, texts, texts_or_ids
-from .schema import FLAG, TEXT, TEXTS, TEXTS_OR_IDS, Form, fields_of
+from .requests import (
+    FLAG,
+    TEXT,
+    TEXTS,
+    TEXTS_OR_IDS,
+    Form,
+    RequestError,
+    check_count,
+    fields_of,
+    flag,
+    given,
+    texts,
+    texts_or_ids,
+)
 
 EMBED_EXAMPLE = '{"model": "minilm", "input": ["Good morning."]}'
 RERANK_EXAMPLE = '{"query": "a greeting", "documents": ["Good morning.", "Two dogs play."]}'

@@ -214,7 +214,7 @@ class Models:
 # Searching in batches, for translations and completions.
 @dataclass(frozen=True)
 class Row:
-    """A sentence to search. ids: token ids, or text if the file takes text (opening.py). place: its position in the
+    """A sentence to search. ids: token ids, or text if the file takes text. place: its position in the
     request, which seeds sampling."""
 
     ids: Any

@@ -15,6 +15,7 @@ the runtimes.
 from __future__ import annotations
 
 import ctypes
+import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import console as rich_console
 
 from export.interface import CROSS_ATTENTION, TEXT_OUTPUTS
 from export.precision.table import arithmetic
-from export.runtime.folder import precisions
-from export.settings import JudgeSettings
+from export.runtime.folder import precisions, verify_export
+from export.settings import JudgeSettings, ValidateSettings
 from mlx_transformer.core.checkpoint import Checkpoint, open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
@@ -42,7 +44,7 @@ from mlx_transformer.generation.settings import CHAT_TEMPLATES, read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.lazy import needs
 from mlx_transformer.system.machine import versions
-from mlx_transformer.system.progress import Progress, no_progress
+from mlx_transformer.system.progress import Console, Progress, no_progress, quiet_progress
 from mlx_transformer.system.tensors import stored_tensors, write_tensors
 from mlx_transformer.text.chat import ChatTemplates
 
@@ -69,7 +71,8 @@ from .engines.protocol import Engine, Unavailable, in_turn, is_large
 from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
 from .locate import Culprit, isolate
 from .reference import Parameters, Reference
-from .report import Report
+from .report import Report, claim_reports
+from .report.data import note_in_cards
 from .rule import Deviation, Truth
 
 if TYPE_CHECKING:
@@ -572,3 +575,55 @@ def _attention(engine: Engine, case: Case, layer: int | None) -> Outputs:
     name = weights_name(layer)
     value, why = attempt(lambda: np.mean(engine.points(case, [name])[name], axis=1))
     yield TAPPED, CROSS_ATTENTION, value, why
+
+
+def runtime_names(chosen: str | Sequence[str] | None) -> list[str] | None:
+    """Split runtime names at commas, e.g. "mlx,onnxruntime". Lists are copied; None means the default runtimes."""
+    if chosen is None or not isinstance(chosen, str):
+        return None if chosen is None else list(chosen)
+    names = [name.strip() for name in chosen.split(",")]
+    twice = [name for name in names if names.count(name) > 1]
+    if not all(names) or twice:
+        what = f"{twice[0]!r} twice" if all(names) else "an empty name"
+        raise UserError(f"--runtimes {chosen!r}: {what}; give names separated by commas")
+    return names
+
+
+def validate_command(
+    checkpoint: str | Path,
+    onnx: str | Path,
+    *,
+    console: rich_console.Console | None = None,
+    **settings: Any,
+) -> int:
+    """Compare, print the report and return the exit status (see `report`).
+
+    Writes the report as JSON and HTML if asked, and the verdict into the model cards of both folders. By default files
+    are first verified by their manifest's digests, so a damaged file is an error (status 2) and no mismatch. Errors are
+    printed in a single line on standard error.
+
+    settings: fields of `export.settings.ValidateSettings`, e.g. runtimes=["mlx"], json="report.json".
+    """
+    try:
+        chosen = ValidateSettings(**settings)
+        json, html = chosen.json, chosen.html
+        if json is not None and html is not None and os.path.realpath(json) == os.path.realpath(html):
+            raise UserError(f"{json}: can't be both, JSON and a page; give --json and --html different names")
+        first, second = claim_reports(json, html, chosen.force, Path(checkpoint), Path(onnx))
+        if chosen.verify:
+            verify_export(Path(onnx))
+        with quiet_progress("validate") as watch:
+            report = compare(checkpoint, onnx, runtime_names(chosen.runtimes), chosen.seed, chosen, watch=watch)
+        if first is not None:
+            report.write(first)
+        if second is not None:
+            report.write_html(second)
+        try:
+            note_in_cards(report)
+        except UserError as error:  # e.g. a read-only folder: it can still be equal
+            Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="yellow", markup=False)
+        report.print(console)  # last: the reader may have closed the pipe, e.g. `| head`
+    except UserError as error:
+        Console(stderr=True, soft_wrap=True).print(f"validate: {error}", style="red", markup=False)
+        return error.status
+    return report.exit_code

@@ -14,8 +14,8 @@ from export.interface import DECODER_MERGED, ENCODER, MODEL, SEARCH, SETTINGS, R
 from export.interface import GRAPHS as PORTS
 from export.precision.table import PRECISIONS
 from export.runtime.folder import graph_file, open_folder, precisions, verify_beside
-from export.search.byte_level import is_byte_level
 from export.search.metadata import ATTENTION, CONFIG, GENERATION, PRECISION, SOURCE, TOKENIZER
+from export.search.text import is_byte_level
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import ONNX_CONFIG
 from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE, JOINT, read_tokenizer, side_texts

@@ -195,7 +195,7 @@ def shortlist(
     It counts which tokens the model aligns in a parallel text. Use it with translate --shortlist.
     """
     from mlx_transformer.core.outputs import claim
-    from mlx_transformer.generation.shortlists import SHORTLIST_FILE
+    from mlx_transformer.generation.alignment import SHORTLIST_FILE
 
     output = claim(out, SHORTLIST_FILE, force, model, source, reference)
     write_shortlist(model, output, source=source, reference=reference, first=first, best=best, verify=verify)
@@ -208,7 +208,7 @@ def write_shortlist(
     from export.validate.opening import cross_weights, open_model
     from mlx_transformer.core.shortlist import shortlist_bytes
     from mlx_transformer.data.corpus import read_parallel
-    from mlx_transformer.generation.shortlists import built_shortlist
+    from mlx_transformer.generation.alignment import built_shortlist
     from mlx_transformer.system.durable import write_bytes
     from mlx_transformer.system.progress import quiet_progress
 

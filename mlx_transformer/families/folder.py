@@ -43,9 +43,8 @@ from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.tokenizer import is_makers
 
 from .added import ADDED, with_specials
-from .chat import ADDITIONAL, OF_PROCESSORS
 from .engine import Published
-from .generation import published_settings
+from .generation import ADDITIONAL, OF_PROCESSORS, published_settings
 from .languages import codes_of, listed_tokens
 from .mlx_lm import keys_of_mlx_lm
 from .sentence_folder import HEADS, LIMITS, PROMPTS, dense_weights, head_weights, sentence_files

@@ -2,7 +2,7 @@
 
 An architecture of llama.cpp is a family of published models under other names. `ARCHITECTURES` holds the settings that
 llama.cpp fixes for an architecture, and that the file therefore lacks. Quantised matrices become mlx-lm's integers,
-scales and biases without rounding (`system/gguf_blocks.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
+scales and biases without rounding (`system/gguf_files.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.quantization import KEY, Scheme, packed_words, to_config
 from mlx_transformer.system.errors import UserError, refusal
-from mlx_transformer.system.gguf_blocks import BlockType
-from mlx_transformer.system.gguf_files import GgufFile, GgufTensor, read_gguf
+from mlx_transformer.system.gguf_files import BlockType, GgufFile, GgufTensor, read_gguf
 from mlx_transformer.system.tensors import Stored
 
 from .engine import At, Family, Published, Values

@@ -16,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import SOURCE_IDS, Ids, Sources, companions
+from mlx_transformer.core.inputs import (
+    BATCH_TOKENS,
+    ONE_AT_A_TIME,
+    SOURCE_IDS,
+    Ids,
+    Passes,
+    Sources,
+    companions,
+    of_one_length,
+)
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .passes import BATCH_TOKENS, ONE_AT_A_TIME, Passes, of_one_length
 from .text_options import EmbedOptions
 from .translate import as_lines, fitting_tokenizer
 

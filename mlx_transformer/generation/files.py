@@ -23,8 +23,19 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import changed
 
 from .alignment import CrossWeights, pharaoh
-from .fill import Filling, fill, filling_tokenizer, masked_rows
-from .heads import Ranked, Text, answer, check_reranker, classify, rerank, tag
+from .heads import (
+    Filling,
+    Ranked,
+    Text,
+    answer,
+    check_reranker,
+    classify,
+    fill,
+    filling_tokenizer,
+    masked_rows,
+    rerank,
+    tag,
+)
 from .line_files import LineReport, LineWork, write_lines
 from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id, with_languages
 from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, PairSettings, RerankOptions, TextSettings

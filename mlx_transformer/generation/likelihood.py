@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Ids, Sources, check_ids
+from mlx_transformer.core.inputs import Ids, Sources, check_ids, of_one_length
 from mlx_transformer.decoding.options import Options
 from mlx_transformer.decoding.search import DoneShare, batches, reported
 from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
-
-from .passes import of_one_length
 
 if TYPE_CHECKING:
     from mlx_transformer.text.tokenizer import Tokenizer

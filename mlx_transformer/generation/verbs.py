@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.inputs import Ids, check_ids
+from mlx_transformer.core.inputs import ONE_AT_A_TIME, Ids, Passes, check_ids
 from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.decoding.options import Hypothesis, check_single
 from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
 
-from .passes import ONE_AT_A_TIME, Passes
 from .settings import (
     CHAT_TEMPLATES,
     LANGUAGES,
@@ -62,8 +61,7 @@ if TYPE_CHECKING:
         VectorArguments,
     )
     from .embed import Embedder, GraphVectors
-    from .fill import Filling
-    from .heads import Answer, EncoderHead, Ranked, Scored, Tagged, Text
+    from .heads import Answer, EncoderHead, Filling, Ranked, Scored, Tagged, Text
     from .stream import NewToken
     from .translate import Overlong, Translation, Translator
 
@@ -428,7 +426,7 @@ class TextVerbs:
     def fill(self, lines: str | Sequence[str], top_k: int = 5) -> list[list[Filling]] | list[list[list[Filling]]]:
         """Return the `top_k` likeliest tokens for each <mask> in a line, or in each line of a list; needs an
         encoder-only model."""
-        from .fill import fill
+        from .heads import fill
 
         guesses = fill(self.config, self.tokenizer, self.token_logits, lines, top_k, self.where)
         return guesses[0] if isinstance(lines, str) else guesses

@@ -1,14 +1,21 @@
 """Vocabularies of published models whose ids aren't those of their SentencePiece model.
 
-A vocab.json gives the ids (Marian and M2M100), or the family's code does (mBART, NLLB). The model says what a piece is;
-which id it has, and that it has none, the vocabulary. Marian's holds pieces of two models: text is cut by the source's,
-and ids may be of either.
+The SentencePiece model has the pieces. Their ids come from vocab.json (Marian, M2M100) or from the family's code
+(mBART, NLLB); some pieces have none. Marian's vocabulary has the pieces of two models: the source's cuts the text, and
+ids may be of either.
 
-The token that a `tokenizer.json` has no place for is kept inside its template, where other programs pass over it, as
-"mlx_transformer": the ids of pad and of what decoders start with; the pieces without an id; whether a text may begin
-with a token such as ">>deu<<"; and of a vocabulary of two models the tokenizer.json of the target's, with the same ids.
-Vocabularies of encoders have the ids of eos, unk and mask there too, and that the file's own components cut text, as
-they do in other programs ("as_written"). What is said of tokens that a maker added stands in `added_tokens.py`.
+`tokenizer.json` has no place for some facts. They are kept inside its template under "mlx_transformer", which other
+programs pass over:
+
+    pad, bos            ids of padding and of the decoder's start token
+    eos, unk, mask      ids, for vocabularies of encoders
+    lookup              some pieces have no id, or some ids no piece (`PublishedIds`)
+    missing             pieces without an id, [text, score]
+    prefixes            a text may begin with a token such as ">>deu<<"
+    target              the tokenizer.json of the target's model, with the same ids
+    as_written          the file's own components cut text, as in other programs
+
+`added_tokens.py` has the entries about added tokens.
 """
 
 from __future__ import annotations
@@ -25,31 +32,32 @@ from .added_tokens import CUT, NORMALIZED, ROLES, SILENT, WHOLE
 from .sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece, SentencePiece
 
 TARGET_ONLY, PREFIX = 7, 8
-"""Types of pieces beside SentencePiece's own: what no text is cut into, and what a text may begin with, whole."""
+"""Types of pieces beside SentencePiece's own: the target's, into which no text is cut, and those that a text may begin
+with, e.g. ">>deu<<"."""
 UNK = "<unk>"
 
 
 def roles_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a parsed tokenizer.json says beside its standard components; {} if it says nothing."""
+    """Return the entries under "mlx_transformer" in a parsed tokenizer.json; {} if there are none."""
     template = specification.get("post_processor")
     roles = template.get(ROLES) if isinstance(template, dict) else None
     return roles if isinstance(roles, dict) else {}
 
 
 def target_of(specification: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the parsed tokenizer.json that cuts text of the target; None where the same does."""
+    """Return the parsed tokenizer.json of the target; None if it is the source's."""
     target = roles_of(specification).get("target")
     return target if isinstance(target, dict) and not roles_of(target).get("target") else None
 
 
 def without_target(specification: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what cuts text of the source alone."""
+    """Return the tokenizer.json of the source without the target's."""
     roles = {name: value for name, value in roles_of(specification).items() if name != "target"}
     return {**specification, "post_processor": {**specification["post_processor"], ROLES: roles}}
 
 
 def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
-    """Return what is wrong with what a file of `size` ids says, if anything is."""
+    """Return a problem with the roles in a file of `size` ids, or None."""
     named = ["pad", "bos", *(name for name in ("eos", "unk", "mask") if name in roles)]
     if not all(type(roles.get(name)) is int and 0 <= roles[name] < size for name in named):
         return f"the ids of {' and '.join(named)} are none of its own"
@@ -67,9 +75,9 @@ def problem_of(roles: Mapping[str, Any], size: int) -> str | None:
 def laid_out(
     model: SentencePiece, vocabulary: Mapping[str, int], control: Sequence[str] = ()
 ) -> tuple[SentencePiece, list[list[Any]]]:
-    """Return the model with its pieces in the vocabulary's order, and [text, score] of those without an id.
+    """Return the model with its pieces in the vocabulary's order, and [text, score] of pieces without an id.
 
-    control: tokens of the vocabulary that stand for no text. Raises `UserError` for ids that are no order.
+    control: tokens of the vocabulary that stand for no text. Raises `UserError` if two tokens have the same id.
     """
     if UNK not in vocabulary or len(set(vocabulary.values())) < len(vocabulary):
         raise UserError(f"the vocabulary has no {UNK}, or two tokens of one id")
@@ -92,7 +100,7 @@ def _piece(id: int, text: str | None, own: Mapping[str, Piece], control: Sequenc
         return Piece(text, 0.0, UNKNOWN)
     if text in control:
         return Piece(text, 0.0, CONTROL)
-    if text.startswith(">>") and text.endswith("<<"):  # what Marian calls a language, such as ">>deu<<"
+    if text.startswith(">>") and text.endswith("<<"):  # a language of Marian's
         return Piece(text, 0.0, PREFIX)
     if text in own and own[text].type in (NORMAL, USER_DEFINED, BYTE, UNUSED):
         return own[text]
@@ -100,15 +108,14 @@ def _piece(id: int, text: str | None, own: Mapping[str, Piece], control: Sequenc
 
 
 class Cut(NamedTuple):
-    """A text's ids, and for each the number of its word; None of </s>."""
+    """A text's ids, and each id's word number (None for </s>)."""
 
     ids: list[int]
     word_ids: list[int | None]
 
 
 class PublishedIds:
-    """From what the source's model makes of a text to the vocabulary's ids, as `transformers` looks them up: of a
-    tokenizer.json in which not each piece has an id, or not each id a piece ("lookup" among its roles)."""
+    """Looks up the vocabulary's ids of pieces, as `transformers` does, for a tokenizer.json with the entry "lookup"."""
 
     def __init__(self, specification: Mapping[str, Any]) -> None:
         vocabulary, added = specification["model"]["vocab"], specification.get("added_tokens") or []
@@ -122,14 +129,15 @@ class PublishedIds:
         self._surfaces |= {x["content"]: x["id"] for x in added if x["id"] in whole}
 
     def without_prefix(self, text: str) -> tuple[int | None, str]:
-        """Return the id of the token that a text begins with, <unk> for one that isn't there, and the rest."""
+        """Split a token such as ">>deu<<" from the beginning of a text. Returns its id (<unk>'s if it is unknown, None
+        without such a token) and the rest."""
         if self._prefixes is None or not text.startswith(">>") or (end := text.find("<<") + 2) < 2:
             return None, text
         return self._prefixes.get(text[:end], self._unknown), text[end:]
 
     def cut(self, prefix: int | None, text: str, encoding: tokenizers.Encoding) -> Cut:
-        """Return the ids of a text that was cut. Text that the source's model doesn't know the target's may; what has
-        no id is unknown."""
+        """Return the ids of a text that the source's model has cut. A piece unknown to it may be one of the target's;
+        without an id it is <unk>."""
         first = [] if prefix is None else [prefix]
         ids = [self._id(id, text, place) for id, place in zip(encoding.ids, encoding.offsets, strict=True)]
         words = [None if word is None else word + len(first) for word in encoding.word_ids]

@@ -1,12 +1,15 @@
-"""A SentencePiece model as a `tokenizer.json`, and text cut by one exactly as SentencePiece cuts it.
+"""A SentencePiece model as a `tokenizer.json`, and `ExactText`, which cuts text by that file as SentencePiece does.
 
-The file is of standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. With it alone other
-programs differ from SentencePiece where marks stand apart from their letters (`charsmap.py`) and where a text spells a
-control piece, such as "</s>", which is then taken for the piece. `ExactText` has neither fault. The remaining
-difference: scores are added in float64 where SentencePiece adds in float32, so that segmentations may differ that are
-equal to seven digits; of a BPE model two pairs that make the same piece, and that overlap, may be merged in another
-order; typed bytes, "<0x41>", are taken for the piece; a text that begins with SentencePiece's own mark, "▁", where the
-normaliser leaves that; pieces that users defined, in a BPE model, or where the normaliser changes them.
+The file has standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. Programs that read only
+those differ from SentencePiece in two ways: where combining marks stand apart from their letters, and where a text
+spells a control piece, e.g. "</s>", which they take for the piece. `ExactText` does neither. It still differs
+
+    in Unigram models       where two segmentations score alike to seven digits: scores are added in float64, in
+                            SentencePiece in float32
+    in BPE models           in the order of merges where overlapping pairs make the same piece; in users' own pieces
+    in typed bytes          "<0x41>" is taken for the piece
+    in a leading "▁"        SentencePiece's own mark at the start of a text, if the normaliser leaves it
+    in users' own pieces    if the normaliser changes them
 """
 
 from __future__ import annotations
@@ -60,10 +63,9 @@ INNER_SPACES_PATTERN = r" +(?= )|[ ▁]+(?![\s\S])"
 ENDED_SPACES_PATTERN = r" +(?= )"
 """Spaces before a space: one at the end of a text stays."""
 WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-"""What separates words, as spaces do, where a published tokenizer says so: all white space but the space itself."""
+"""All white space but the space itself. Some published tokenizers take it for a space."""
 WHITE_ENDS = rf"(?<![ {WHITE_SPACE[1:]})[ {WHITE_SPACE[1:]}+(?![\s\S])"
-"""White space at the end, which goes where a published tokenizer strips a text. What stands before it keeps the time
-linear."""
+"""White space at the end, for published tokenizers that strip texts. The look-behind keeps the time linear."""
 RUNS_OF_SPACES = " {2,}"
 MARKED_END = r"[ ▁]+(?![\s\S])"
 """Spaces at the end, with SentencePiece's own mark."""
@@ -74,15 +76,20 @@ OF_SPACES: dict[str, dict[str, str]] = {
     "split": {WHITE_SPACE: " ", MARKED_END: ""},
     "kept": {ENDED_SPACES_PATTERN: ""},
 }
-"""What becomes of spaces, in the order in which it does: as SentencePiece has it; as transformers 4 has it, and its
-Pegasus, whose words white space separates; so do T5's and mBART's of transformers 5; and those where one at the end
-stays. Each by {what is replaced in normalised text: what takes its place}."""
+"""How spaces are changed, as {pattern in normalised text: replacement}, applied in this order.
+
+own      as SentencePiece does
+ends     as transformers 4 does
+words    as Pegasus of transformers 4 does: white space separates words
+split    as T5 and mBART of transformers 5 do: likewise
+kept     as tokenizers that keep a space at the end
+"""
 WORDS = ("words", "split")
 WHITE = {WHITE_SPACE: " ", WHITE_ENDS: ""}
-"""What is replaced before `tokenizers` sees a text."""
+"""Replacements made before `tokenizers` sees a text."""
 END = "</s>"
 Place = tuple[int, int] | None
-"""A token's first and last letter + 1 in a text; None of one that stands for none."""
+"""A token's first and last letter + 1 in a text; None if it stands for no letter."""
 
 
 def tokenizer_json(
@@ -93,13 +100,12 @@ def tokenizer_json(
     space_each: bool = True,
     spaces: str = "own",
 ) -> str:
-    """Return the text of a `tokenizer.json` that gives a model's ids, and ends each text with </s>.
+    """Return the text of a `tokenizer.json` with the model's ids; it ends each text with </s>.
 
-    more: control pieces behind the model's own, such as "<pad>". Whoever needs another order of ids gives the pieces in
-    that order (`published_ids.laid_out`). roles: what `published_ids` keeps in the file. tokens: those that the maker
-    added, behind the pieces or among them. space_each: text behind one of them begins with a space, as a whole text
-    does. spaces: what becomes of them, a key of `OF_SPACES`. Raises `UserError` for a vocabulary without </s>, and for
-    tokens whose ids are taken.
+    more: control pieces behind the model's own, e.g. "<pad>". For another order of ids, give the pieces in that order
+    (`published_ids.laid_out`). roles: facts that `published_ids` keeps in the file. tokens: the maker's added tokens,
+    behind the pieces or among them. space_each: text behind an added token begins with a space, as a whole text does.
+    spaces: a key of `OF_SPACES`. Raises `UserError` for a vocabulary without </s>, and for tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
@@ -170,8 +176,8 @@ def tokenizer_json(
 
 
 def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[AddedToken]:
-    """Return added tokens by id, and between those behind the pieces one for each row that has none. `UserError` for an
-    id or a spelling that another has."""
+    """Return added tokens by id, with a filler for each unused id behind the pieces. Raises `UserError` for an id or a
+    spelling that another token has."""
     by_id = {token.id: token for token in tokens}
     places = {text: id for id, text in enumerate(pieces)}
     for token in tokens:
@@ -183,8 +189,8 @@ def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[Ad
 
 
 def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
-    """Return the unigram model of a parsed `tokenizer_json`, without control pieces behind the others; None if it has
-    none, or one whose pieces have another order."""
+    """Return the Unigram model of a parsed `tokenizer_json`, without the control pieces behind the others; None if it
+    has no such model, or if its pieces were reordered."""
     reordered = is_sentencepiece(specification) and roles_of(specification)
     if reordered or not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
         return None
@@ -209,13 +215,13 @@ def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
 
 
 def _text(id: int, piece: Piece) -> str:
-    """No text has a space here, they are all replaced: so nothing is cut into an unused piece, nor into one of another
-    vocabulary, which is given back without it."""
+    """A piece's text. Unused pieces and the target's get a space in front: all spaces of a text are replaced before, so
+    no text is cut into them."""
     return f" unused {id}" if piece.type == UNUSED else f" {piece.text}" if piece.type == TARGET_ONLY else piece.text
 
 
 def _score(model: SentencePiece, piece: Piece, best: float) -> float:
-    """Return a piece that a user defined wins over all ways to cut it, as in SentencePiece."""
+    """A piece's score. A piece defined by a user wins over all ways to cut it, as in SentencePiece."""
     defined = piece.type == USER_DEFINED and model.model_type != BPE
     return len(piece.text) * best - 0.1 if defined else piece.score
 
@@ -227,7 +233,7 @@ def _unigram(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict
 
 
 def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
-    """Return the merges, all ways to make a piece of two others, the piece of the highest score first."""
+    """A BPE model. Its merges are all ways to make a piece of two others, highest score first."""
     scores = {text: score for text, score, type in pieces if type in (NORMAL, USER_DEFINED)}
     merges = [
         (-scores[text], i, [text[:i], text[i:]])
@@ -264,7 +270,7 @@ def is_sentencepiece(specification: dict[str, Any]) -> bool:
 
 
 def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
-    """Return the same with a space before every text ("always"), before none ("never") or the first ("first")."""
+    """Put a space before every text ("always"), before none ("never") or before the first ("first")."""
     before, mark = specification["pre_tokenizer"], {**mark_of(specification), "prepend_scheme": scheme}
     return {
         **specification,
@@ -273,7 +279,7 @@ def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
 
 
 class ExactText:
-    """The encoder of a `tokenizer_json`, but for what the file's components get wrong."""
+    """The encoder of a `tokenizer_json`, without the faults of the file's components."""
 
     def __init__(self, specification: dict[str, Any]) -> None:
         """`specification` is the parsed file, of which `tokenizers` has read the text without an error."""
@@ -303,13 +309,13 @@ class ExactText:
 
     @cached_property
     def _normal(self) -> Splitter:
-        """Finds the others in normalised text, in which runs of spaces are what they become."""
+        """Finds the other added tokens in normalised text, whose spaces are already changed."""
         normal = [token for token in self._tokens if token.normalized and not self._python]
         return Splitter(normal, lambda content: self._spaced(content)[0])
 
     def _cutter(self, first: bool, spaced: bool) -> tokenizers.Tokenizer:
-        """Return what cuts text beside added tokens. first: the text begins there, which counts where its first word
-        alone begins with a space. spaced: spaces are what they become already."""
+        """Return the tokenizer for text between added tokens. first: the text begins there; it matters if only a text's
+        first word gets a space. spaced: spaces are already changed."""
         whole = first or mark_of(self._fixed)["prepend_scheme"] != "first"
         if whole and not spaced:
             return self._backend
@@ -319,14 +325,14 @@ class ExactText:
         return self._others[whole, spaced]
 
     def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
-        """Return ids and words of each text, </s> included."""
+        """Return ids and words of each text, with </s>."""
         if self._tokens and (apart := {i for i, text in enumerate(texts) if self._may_split(text)}):
             others = iter(self._plain([text for i, text in enumerate(texts) if i not in apart]))
             return [self._by_parts(text)[0] if i in apart else next(others) for i, text in enumerate(texts)]
         return self._plain(texts)
 
     def _plain(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
-        """Return the same of texts without added tokens."""
+        """Return `encodings` of texts without added tokens."""
         if self._published is None:
             return self._backend.encode_batch([self._normalized(text) for text in texts])
         parts = [self._published.without_prefix(text) for text in texts]
@@ -399,7 +405,7 @@ class ExactText:
         return found
 
     def _places(self, text: str, places: Sequence[Place]) -> list[Place]:
-        """Return the same in the text as it was before it was normalised."""
+        """Return tokens' places in the text before it was normalised."""
         if self._charsmap is None or self._normalized(text) == text:  # of letters made small a handful are longer
             return list(places)
         return _at(self._charsmap.places(self._small(text)), places, len(text))
@@ -408,7 +414,7 @@ class ExactText:
         return text if self._lower is None else self._lower.normalize_str(text)
 
     def _replaced(self, text: str) -> str:
-        """Return the text with all that the table replaces replaced."""
+        """Apply the table's replacements."""
         text = self._small(text)
         if self._table:
             self._charsmap = self._charsmap or read_charsmap(self._table)
@@ -422,7 +428,7 @@ class ExactText:
         return text
 
     def _spaced(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """Return normalised text in which spaces are what they become, and the place in the text of each letter."""
+        """Change a normalised text's spaces; also return each letter's place in the text."""
         made = self._replaced(text)
         known = [(i, i + 1) for i in range(len(made))]
         if self._charsmap is not None and made != text:
@@ -454,7 +460,7 @@ def _backend(specification: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the ids that stand before and behind a text."""
+    """Return the ids before and behind a text."""
     template = specification["post_processor"]
     sides: list[list[int]] = [[], []]
     side = 0
@@ -466,8 +472,8 @@ def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
-    """Return the same tokenizer, without its table and changes of white space, and with control pieces that no text can
-    spell: they hold a space. Added tokens are found before it is asked."""
+    """Return the tokenizer without its table, without its changes of white space, and with a space in each control
+    piece, so that no text can spell it. Added tokens are found before it cuts text."""
     changed = copy.copy(specification)
     roles = roles_of(specification)
     whole = {*roles.get(WHOLE, ())}

@@ -25,7 +25,7 @@ from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.data.sentences import NOTES
-from mlx_transformer.generation.fill import ids_with_masks
+from mlx_transformer.generation.heads import ids_with_masks
 from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers

@@ -117,7 +117,7 @@ def import_all() -> None:
             "mlx_transformer.convert",
             "sacrebleu",
         ),
-        *("export.validate.command", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
+        *("export.validate.compare", "export.search.runtime", "export.runtime.transformer", "export.search.write"),
         *("export.package.write", "export.package.plan", "mlx_transformer.generation.stream", "onnxruntime", "onnx"),
         *("export.validate.engines.mlx_engine", "export.validate.engines.opaque_engines", "export.web.write"),
         *("mlx_transformer.commands.looking", "export.explain"),

@@ -15,7 +15,7 @@ import twin
 from imports import ROOT
 
 from mlx_transformer.data.sentences import NOTES
-from mlx_transformer.generation.fill import ids_with_masks
+from mlx_transformer.generation.heads import ids_with_masks
 from mlx_transformer.text.tokenizer import Tokenizer
 
 SHIPPED = ROOT / "export/explain/models"

@@ -26,7 +26,7 @@ ONNX_SIDE = ["settings", "arguments", "nn", "interface", "graph", "precision", "
 ONNX_SIDE += ["runtime", "package", "search", "web", "serve", "validate", "explain"]
 # The same within export/validate, for imports inside functions too: a check is unknown to whatever it checks.
 VALIDATE = ["rule", "reference", "points", "findings", "cases", "engines", "opening", "checks", "locate"]
-VALIDATE += ["origin", "report", "compare", "command"]
+VALIDATE += ["origin", "report", "compare"]
 JOINTS = ("commands", "cli", "__main__")
 # What help is made of: names and settings, imported in no time.
 TABLES = ("export.settings",)

@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from export.graph.protos import load_graph
-from export.package.recorded import recorded_plan
+from export.package.around import recorded_plan
 from export.package.weights import is_parameter, promise
 from export.package.write import package_graphs
 from export.precision.products import LATE

@@ -40,9 +40,8 @@ from mlx_transformer.system.files import read_object
 from mlx_transformer.system.manifest import verify_files
 
 from . import Array, Origin
-from .hugging_face import HuggingFace
+from .hugging_face import HuggingFace, MlxLm
 from .marian import Marian
-from .mlx_lm import MlxLm
 
 ORIGINS = {kind.name: kind for kind in (HuggingFace, MlxLm, Marian)}
 CHECKPOINT = "checkpoint"

@@ -21,8 +21,8 @@ from export.runtime import sessions as opening
 from export.runtime import transformer as runtime_passes
 from export.runtime.sessions import Session, run_aside
 from export.runtime.transformer import SideBySide
+from mlx_transformer.core.inputs import ONE_AT_A_TIME
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.system.errors import UserError
 
 SOON = 30

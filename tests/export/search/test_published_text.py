@@ -15,8 +15,8 @@ from published_text import lines
 
 from export.graph.builder import GraphBuilder
 from export.search import SearchModel, export_search
-from export.search.byte_level import ByteLevelOps, is_byte_level
 from export.search.pieces import PieceOps
+from export.search.text import ByteLevelOps, is_byte_level
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError

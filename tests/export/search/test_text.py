@@ -240,7 +240,7 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a sentence may be too long"):
         graph.translate(["1 " * 150])
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
-    monkeypatch.setattr("export.search.opening.find_spec", lambda name: None)
+    monkeypatch.setattr("export.search.runtime.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install .*\[text\]'"):
         SearchModel(tmp_path / "text.onnx")
 

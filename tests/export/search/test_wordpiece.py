@@ -25,7 +25,7 @@ from export.graph.builder import GraphBuilder
 from export.interface import GRAPHS, TEXT_VECTORS, Request
 from export.runtime.sessions import Session
 from export.search import open_file
-from export.search.opening import EXTENSIONS
+from export.search.runtime import EXTENSIONS
 from export.search.wordpiece import WordPieceOps
 from export.serve.opening import warmed
 from mlx_transformer import cli

@@ -9,8 +9,7 @@ import pytest
 from serving import client, pairs
 
 from export.serve.app import ROUTES
-from export.serve.requests import LIMITS, SETTINGS
-from export.serve.schema import openapi
+from export.serve.requests import LIMITS, SETTINGS, openapi
 from export.serve.translating import TranslationModel
 from mlx_transformer.system.machine import __version__
 

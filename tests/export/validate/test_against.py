@@ -22,7 +22,7 @@ from export.validate import compare, validate_command
 from export.validate.cases import Case, grid, reference_taps
 from export.validate.engines.protocol import Unavailable
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.origin import Origin, check, hugging_face, mlx_lm
+from export.validate.origin import Origin, check, hugging_face
 from export.validate.origin.check import CHECKPOINT, compare_with_origin
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import open_checkpoint
@@ -147,10 +147,10 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Its package is played by our own network, with its interface: load_model, caches, float64 on the CPU."""
     config = alone("paper", "decoder")
     checkpoint, package, _, _ = opened(tmp_path, config)
-    monkeypatch.setattr(mlx_lm, "find_spec", lambda name: None)
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="pip install mlx-lm"):
-        mlx_lm.MlxLm(checkpoint, config)
-    monkeypatch.setattr(mlx_lm, "find_spec", lambda name: True)
+        hugging_face.MlxLm(checkpoint, config)
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: True)
 
     class Theirs:
         def __init__(self, folder: Path) -> None:
@@ -172,8 +172,8 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ),
         "mlx_lm.models.cache": SimpleNamespace(make_prompt_cache=lambda model: []),
     }
-    monkeypatch.setattr(mlx_lm, "import_module", modules.__getitem__)
-    monkeypatch.setattr(mlx_lm, "version", lambda name: "0.0")
+    monkeypatch.setattr(hugging_face, "import_module", modules.__getitem__)
+    monkeypatch.setattr(hugging_face, "version", lambda name: "0.0")
     settings: Any = dict(seed=2, threads=1, longest=8, against="mlx-lm", original=checkpoint, runtimes=["onnxruntime"])
     report = compare(checkpoint, package, **settings)
     assert report.equal, report.failures()
@@ -185,7 +185,7 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not compare(checkpoint, package, **settings).equal
     monkeypatch.setattr(Theirs, "__call__", lambda self, ids, cache=None: [][0])
     with pytest.raises(UserError, match=r"mlx-lm can't run it \(list index out of range"):
-        mlx_lm.MlxLm(checkpoint, config)
+        hugging_face.MlxLm(checkpoint, config)
 
 
 WINDOW = {"sliding_window": 3, "hidden_act": "silu"}

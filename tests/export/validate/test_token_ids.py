@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from golden_tokens import golden
 
-from export.validate.checks.token_ids import token_problems
+from export.validate.checks.package_files import token_problems
 from mlx_transformer.families.folder import tokenizer_config
 from mlx_transformer.text.tokenizer import Tokenizer
 

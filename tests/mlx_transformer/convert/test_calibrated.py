@@ -16,8 +16,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.cli import main
 from mlx_transformer.convert import calibrate
 from mlx_transformer.convert.calibrate import Example, logits_of, moments, read_examples
-from mlx_transformer.convert.quantize import Calibration, quantize_checkpoint
-from mlx_transformer.convert.rounding import DAMPING, SHRINKS, gptq, grid, searched
+from mlx_transformer.convert.quantize import DAMPING, SHRINKS, Calibration, gptq, grid, quantize_checkpoint, searched
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.parameters import embedding_names, quantizable_shapes
 from mlx_transformer.core.quantization import Scheme

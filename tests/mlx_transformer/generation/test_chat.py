@@ -19,7 +19,7 @@ from mlx_transformer.cli import main
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.families.chat import read_chat
+from mlx_transformer.families.generation import read_chat
 from mlx_transformer.generation.settings import read_settings
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.chat import ChatTemplates, prompt

@@ -13,12 +13,11 @@ from small_models import alone, write_text_model
 from export import OnnxTransformer
 from mlx_transformer import Transformer
 from mlx_transformer.core.heads import EMBEDDING
-from mlx_transformer.core.inputs import Sources
+from mlx_transformer.core.inputs import ONE_AT_A_TIME, Sources
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation import line_files
 from mlx_transformer.generation.embed import BATCH_TOKENS, MULTIPLE, Embedder, _batches
 from mlx_transformer.generation.files import embed_lines
-from mlx_transformer.generation.passes import ONE_AT_A_TIME
 from mlx_transformer.generation.text_options import EmbedOptions
 from mlx_transformer.system.errors import UserError
 

@@ -13,7 +13,7 @@ from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.families.encoder_text import adopted
-from mlx_transformer.generation.fill import fill, ids_with_masks
+from mlx_transformer.generation.heads import fill, ids_with_masks
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from small_models import write_text_model
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.shortlist import open_shortlist, read_shortlist
-from mlx_transformer.generation.shortlists import Counts
+from mlx_transformer.generation.alignment import Counts
 
 call = pytest.fixture(caller)
 

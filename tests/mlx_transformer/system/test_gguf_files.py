@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.gguf_blocks import BLOCKS
-from mlx_transformer.system.gguf_files import read_gguf, write_gguf
+from mlx_transformer.system.gguf_files import BLOCKS, read_gguf, write_gguf
 
 HERE = Path(__file__).parent
 PAIRS = {
