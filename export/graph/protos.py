@@ -15,6 +15,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_protobuf
+from mlx_transformer.system.protobuf import varint
 
 COMPUTED = "/computed"
 """Suffix of the outputs that `cut` adds."""
@@ -259,13 +260,13 @@ def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
         del tensor.external_data[:]
         tensor.ClearField("data_location")
         offset, length = int(place["offset"]), int(place["length"])
-        head = tensor.SerializeToString(deterministic=True) + RAW_DATA + _varint(length)
-        heads.append((INITIALIZER + _varint(len(head) + length) + head, folder / place["location"], offset, length))
+        head = tensor.SerializeToString(deterministic=True) + RAW_DATA + varint(length)
+        heads.append((INITIALIZER + varint(len(head) + length) + head, folder / place["location"], offset, length))
     rest = graph.SerializeToString(deterministic=True)
     model.ClearField("graph")
     size = len(rest) + sum(len(head) + length for head, *_, length in heads)
     with out.open("wb") as file:
-        file.write(model.SerializeToString(deterministic=True) + GRAPH + _varint(size) + rest)
+        file.write(model.SerializeToString(deterministic=True) + GRAPH + varint(size) + rest)
         for head, source, offset, length in heads:
             file.write(head)
             with source.open("rb") as data:
@@ -274,12 +275,3 @@ def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
                     piece = data.read(min(PIECE, length))
                     file.write(piece)
                     length -= len(piece)
-
-
-def _varint(value: int) -> bytes:
-    """A number as a protobuf varint: seven bits per byte, the lowest first."""
-    digits = []
-    while value > 127:
-        digits.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*digits, value])

@@ -140,6 +140,12 @@ class OnnxFolder(NamedTuple):
         matrices = (math.prod(shape) for shape in parameter_shapes(self.config).values() if len(shape) > 1)
         return self.weights_size >= 4 * sum(matrices)
 
+    @property
+    def integers(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the matrices that the graphs may compute of a checkpoint's integers."""
+        small = self.precision in ("float32", "packed") and self.weights and not self.has_float32_matrices
+        return {name: shape for name, shape in parameter_shapes(self.config).items() if len(shape) > 1} if small else {}
+
 
 def open_folder(path: str | Path, precision: str | None = None) -> OnnxFolder:
     """Open a folder; `UserError` if files are missing or it isn't an exported folder.

@@ -36,6 +36,7 @@ from mlx_transformer.system.fields import Bounds, check_value
 from mlx_transformer.system.machine import side_by_side, usable_cores
 
 from .folder import OnnxFolder
+from .unpacking import unpack
 
 PLUGINS = {"WebGpuExecutionProvider": "onnxruntime_ep_webgpu", "MLXExecutionProvider": "onnxruntime_ep_mlx"}
 """{provider: the plugin's module, which knows the path of its library}"""
@@ -183,10 +184,13 @@ def run_aside() -> None:
 class Session(ort.InferenceSession):
     """A session whose failed runs raise a `UserError` with the file's name, e.g. for a damaged graph."""
 
-    def __init__(self, file: str | Path, *arguments: Any, weights: mmap.mmap | None = None, **options: Any):
-        """weights: the data file in memory that the session uses; kept here as long as the session lives."""
-        super().__init__(str(file), *arguments, **options)
-        self.file, self.weights = file, weights
+    weights: Any = None
+    """What the session uses in place, e.g. the data file in memory: kept here as long as it lives."""
+
+    def __init__(self, file: str | Path, *arguments: Any, model: bytes | None = None, **options: Any):
+        """model: in place of what the file holds."""
+        super().__init__(model or str(file), *arguments, **options)
+        self.file = file
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -253,23 +257,19 @@ def open_session(
     providers: Sequence[Any] | None = None,
     options: ort.SessionOptions | None = None,
     without: Sequence[str] = (),
-    weights: mmap.mmap | None = None,
+    model: bytes | None = None,
 ) -> Session:
     """Open a session on the file. Raises `UserError` if the file can't be loaded or a provider isn't available.
 
-    providers: default CPU. without: more passes of the optimiser to leave out. weights: see `Session`.
+    providers: default CPU. without: more passes of the optimiser to leave out. model: in place of
+    what the file holds.
     """
     check_providers(providers)
     options = options or session_options()
     named = chosen(options, providers or [CPU])
     try:
-        return Session(
-            file,
-            options,
-            providers=named,
-            disabled_optimizers=[*SLOW_FUSIONS, *without],
-            weights=weights,
-        )
+        passes = [*SLOW_FUSIONS, *without]
+        return Session(file, options, providers=named, disabled_optimizers=passes, model=model)
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise UserError(f"{file}: ONNX Runtime can't load it ({' '.join(str(error).split())[:300]})") from error
 
@@ -331,12 +331,20 @@ class Opener:
             # A thread that spins gains little on free cores, and on busy ones takes the time of those it waits for:
             # with two threads on two busy cores steps and prompts took 1.2 to 1.9 times as long.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if weights is not None and (data := self.folder.weights) is not None:  # in place of the file
-            options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
-            options.add_external_initializers_from_files_in_memory([data.name], [weights], [len(weights)])
-        transposes = self.on_cpu and name in TRANSPOSING and self.folder.has_float32_matrices
         file = {**self.folder.graphs, **self.folder.listed}[name]
-        return open_session(file, self.providers, options, FOLDING if transposes else (), weights)
+        data, files = self.folder.weights, {}
+        model = unpack(file, self.folder.integers, files) if self.on_cpu and self.folder.integers else None
+        if data is not None and (weights is not None or files):
+            files[data.name] = _in_memory(data) if weights is None else weights
+            sizes = [*map(len, files.values())]
+            options.add_external_initializers_from_files_in_memory([*files], [*files.values()], sizes)
+        if weights is not None:  # in place of the file
+            options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+        floats = self.folder.has_float32_matrices or (model is not None and self.folder.precision == "float32")
+        without = FOLDING if self.on_cpu and name in TRANSPOSING and floats else ()
+        session = open_session(file, self.providers, options, without, model)
+        session.weights = None if weights is None else files
+        return session
 
     @cached_property
     def weights(self) -> mmap.mmap | None:
@@ -348,5 +356,9 @@ class Opener:
         file = self.folder.weights
         if file is None or not self.on_cpu or not SHARES_FILES or not 0 < self.folder.weights_size <= SMALL:
             return None
-        with file.open("rb") as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        return _in_memory(file)
+
+
+def _in_memory(file: Path) -> mmap.mmap:
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

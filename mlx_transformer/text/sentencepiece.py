@@ -34,6 +34,7 @@ import numpy as np
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_bytes
+from mlx_transformer.system.protobuf import FLOAT, Value, field, fields, tag
 
 LONGEST_KEY, MOST_NODES = 64, 1 << 20
 """Bytes and nodes, several times those of any published table: equal endings are stored once, so that a damaged trie
@@ -123,10 +124,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MOST_PIECES = 1 << 21
 UNIGRAM, BPE = 1, 2
 MODEL_TYPES = {UNIGRAM: "unigram", BPE: "BPE", 3: "word", 4: "char"}
-VARINT, DOUBLE, LENGTH, FLOAT = 0, 1, 2, 5
-"""How a field is stored."""
-
-Value = int | bytes
 
 
 @dataclass(frozen=True)
@@ -170,15 +167,15 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
     """Return the model of a file's bytes; `UserError` as `read_sentencepiece`, with `origin` as its name."""
     try:
         pieces, trainer, normalizer = [], {}, {}
-        for field, value in _fields(data):
-            if field == 1:
-                pieces.append(_piece(dict(_fields(_bytes(value)))))
+        for number, value in fields(data):
+            if number == 1:
+                pieces.append(_piece(dict(fields(_bytes(value)))))
                 if len(pieces) > MOST_PIECES:
                     raise ValueError(f"more than {MOST_PIECES:,} pieces")
-            elif field == 2:
-                trainer |= dict(_fields(_bytes(value)))
-            elif field == 3:
-                normalizer |= dict(_fields(_bytes(value)))
+            elif number == 2:
+                trainer |= dict(fields(_bytes(value)))
+            elif number == 3:
+                normalizer |= dict(fields(_bytes(value)))
         model = SentencePiece(
             pieces=tuple(pieces),
             model_type=_int(trainer.get(3, UNIGRAM)),
@@ -204,18 +201,18 @@ def sentencepiece_bytes(model: SentencePiece, escaped: bool = True) -> bytes:
     """Return the file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too. escaped: spaces
     become its mark."""
     pieces = [
-        _field(1, piece.text.encode()) + _tag(2, FLOAT) + struct.pack("<f", piece.score) + _field(3, piece.type)
+        field(1, piece.text.encode()) + tag(2, FLOAT) + struct.pack("<f", piece.score) + field(3, piece.type)
         for piece in model.pieces
     ]
-    trainer = _field(3, model.model_type) + _field(4, len(model.pieces)) + _field(35, int(model.byte_fallback))
-    trainer += b"".join(_field(40 + i, id) for i, id in enumerate(model.special))
+    trainer = field(3, model.model_type) + field(4, len(model.pieces)) + field(35, int(model.byte_fallback))
+    trainer += b"".join(field(40 + i, id) for i, id in enumerate(model.special))
     names = {45 + i: model.pieces[id].text for i, id in enumerate(model.special) if id >= 0}
-    trainer += b"".join(_field(number, text.encode()) for number, text in names.items())
-    normalizer = _field(1, model.normalizer.encode()) + _field(2, model.charsmap)
+    trainer += b"".join(field(number, text.encode()) for number, text in names.items())
+    normalizer = field(1, model.normalizer.encode()) + field(2, model.charsmap)
     normalizer += (
-        _field(3, int(model.dummy_prefix)) + _field(4, int(model.remove_extra_whitespace)) + _field(5, int(escaped))
+        field(3, int(model.dummy_prefix)) + field(4, int(model.remove_extra_whitespace)) + field(5, int(escaped))
     )
-    return b"".join(_field(1, piece) for piece in pieces) + _field(2, trainer) + _field(3, normalizer)
+    return b"".join(field(1, piece) for piece in pieces) + field(2, trainer) + field(3, normalizer)
 
 
 def _unreadable(model: SentencePiece) -> list[str]:
@@ -253,39 +250,6 @@ def _special(trainer: dict[int, Value], pieces: list[Piece]) -> tuple[int, int, 
     return unk, others[0], others[1], others[2]
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """Yield (number, value) of each field of a message: a number, or the bytes that are stored."""
-    at, size = 0, len(data)
-    while at < size:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if not tag >> 3:
-            raise ValueError(f"a field of number 0 at byte {at}")
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind not in (DOUBLE, LENGTH, FLOAT):
-            raise ValueError(f"a field of kind {kind} at byte {at}")
-        length, at = _varint(data, at) if kind == LENGTH else (8 if kind == DOUBLE else 4, at)
-        if length > size - at:
-            raise ValueError(f"cut at byte {size}")
-        yield tag >> 3, data[at : at + length]
-        at += length
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, the low ones first, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at += 1
-        if byte < 128:
-            return value & (1 << 64) - 1, at
-    raise ValueError(f"a number without an end at byte {at}")
-
-
 def _int(value: Value) -> int:
     if not isinstance(value, int):
         raise TypeError("a number was expected")
@@ -296,22 +260,3 @@ def _bytes(value: Value) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError("bytes were expected")
     return value
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return _tag(number, VARINT) + _number(value)
-    return _tag(number, LENGTH) + _number(len(value)) + value
-
-
-def _tag(number: int, kind: int) -> bytes:
-    return _number(number << 3 | kind)
-
-
-def _number(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    groups = []
-    while value > 127:
-        groups.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*groups, value])

@@ -42,6 +42,7 @@ OWNERS = {
     ),
     RUNTIME: (
         "export.runtime.sessions",
+        "export.runtime.unpacking",
         "export.runtime.transformer",
         "export.targets.cpu.runtime",
         "export.targets.cpu.texts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -15,6 +16,7 @@ from small_models import alone, encoder_decoder
 from export import OnnxTransformer, export_onnx
 from export.runtime import sessions as opening
 from mlx_transformer.convert.quantize import quantize_checkpoint
+from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 
@@ -29,9 +31,9 @@ def unfolded(monkeypatch, folder, **options) -> set[str]:
     disabled = {}
     plain = opening.open_session
 
-    def open_session(file, providers=None, options=None, without=(), weights=None):
+    def open_session(file, providers=None, options=None, without=(), model=None):
         disabled[Path(file).stem] = list(without)
-        return plain(file, providers, options, without, weights)
+        return plain(file, providers, options, without, model)
 
     monkeypatch.setattr(opening, "open_session", open_session)
     model = OnnxTransformer(folder, threads=2, **options)
@@ -46,10 +48,30 @@ def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):
     assert not unfolded(monkeypatch, folder, precision="int8")
 
 
-def test_what_is_computed_from_fewer_bits_is_folded(checkpoint, tmp_path, monkeypatch):
-    """Else every step would compute the matrices again."""
-    quantize_checkpoint(checkpoint, tmp_path / "q8", Scheme(32, 8))
-    assert not unfolded(monkeypatch, export_onnx(tmp_path / "q8", tmp_path / "onnx"))
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_matrices_of_integers_are_computed_before_a_session_opens(target, checkpoint, tmp_path, monkeypatch):
+    """ONNX Runtime would keep what each operation gives until the last is done."""
+    quantize_checkpoint(checkpoint, tmp_path / "q5", Scheme(32, 5))
+    folder = export_onnx(tmp_path / "q5", tmp_path / "onnx", target=target)
+    unpacked, plain = [], opening.unpack
+    monkeypatch.setattr(opening, "unpack", lambda *given: unpacked.append((given, plain(*given))) or unpacked[-1][1])
+    answers = [OnnxTransformer(folder, threads=1).generate(rows())]
+    weights = open_checkpoint(tmp_path / "q5")
+    assert len(unpacked) == (3 if target == "portable" else 2)
+    computed: list[str] = []
+    for (file, shapes, files), model in unpacked:
+        graph = onnx.load_from_string(model).graph
+        assert not {"BitShift", "BitwiseAnd"} & {node.op_type for node in graph.node}, file
+        for tensor in (tensor for tensor in graph.initializer if tensor.name in shapes):
+            told = {each.key: each.value for each in tensor.external_data}
+            if told.get("location") == "unpacked":
+                computed.append(tensor.name)
+                memory = np.frombuffer(files["unpacked"], np.float32, np.prod(tensor.dims), int(told["offset"]))
+                assert memory.tobytes() == weights.tensor(tensor.name).tobytes(), tensor.name
+    assert {*computed} == {*weights.quantization}
+    monkeypatch.setattr(opening, "unpack", lambda *given: None)
+    answers.append(OnnxTransformer(folder, threads=1).generate(rows()))
+    assert answers[0] == answers[1]
 
 
 def test_other_targets_are_folded(checkpoint, tmp_path, monkeypatch):
