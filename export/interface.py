@@ -172,12 +172,13 @@ PARTS, STATE = ("key", "value"), "state"
 
 
 class Port(NamedTuple):
-    """An input or output of a graph. axes: empty for a scalar."""
+    """An input or output of a graph. axes: empty for a scalar. default: of an input that may be left out."""
 
     value: str
     name: str
     dtype: str = "float32"
     axes: tuple[Axis, ...] = ()
+    default: int | None = None
 
     def without_positions(self, rows: int) -> tuple[int, ...]:
         """Return the shape of an empty cache (rows, heads, 0, width), or of an SSRU's state (rows, width), which starts
@@ -413,27 +414,21 @@ def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
 
 
 def step_cpu(r: Request) -> Ports:
-    """Declare a decoder alone that updates texts of any lengths in place: one token of each, or several of one text.
+    """Declare a decoder-only step on buffers that it writes in place: one new token of each text, or several of one.
 
-    last_positions: of each text's last new token. total_length: positions of the longest text with its new tokens.
-    places: the new tokens (R*S, flattened) whose logits are wanted; W of them. bans: as in `targets/cpu/graphs.py`.
+    attention_mask: 1 on every position of a text with its new tokens, then 0. logits_to_keep: K, for logits behind each
+    text's last K new tokens. The names, and an axis of 1 in the logits, are onnxruntime-genai's.
     """
     read, written = prompt_cpu(r)
-    places = Port("places", "places", "int64", ("wanted",)), Port("bans", "bans", "float32", (r.config.vocab_size,))
-    choice = (
-        Port("candidate_scores", "candidate_scores", "float32", ("wanted", 1)),
-        Port("candidate_tokens", "candidate_tokens", "int64", ("wanted", 1)),
-    )
-    return Ports((*read, *places), (*choice, logits(r, "wanted"), *written))
+    return Ports((*read, Port("kept", "logits_to_keep", "int64", default=1)), (logits(r, "kept_tokens", 1), *written))
 
 
 def prompt_cpu(r: Request) -> Ports:
     """Declare the same without logits."""
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows", "tokens")),
-        Port("last_positions", "last_positions", "int32", ("rows",)),
-        Port("total_length", "total_length", "int32"),
-        *layer_by_layer(cache(r, "past.{}", "rows", "positions", grouped_shape)),
+        Port("target_mask", "attention_mask", "int64", ("rows", "total_length")),
+        *layer_by_layer(cache(r, "past_key_values.{}", "rows", "positions", grouped_shape)),
     )
     return Ports(inputs, tuple(layer_by_layer(cache(r, "present.{}", "rows", "positions", grouped_shape))))
 

@@ -113,6 +113,11 @@ class GraphBuilder:
             for value in node.outputs:  # drop the builder's guesses; runtimes infer their own
                 if not value.is_graph_output():
                     value.shape = value.type = None
+        for port in self.ports.inputs:
+            if port.default is not None:  # last: the builder treats an input with a value as a constant
+                value = self.inputs[port.value]
+                value.const_value = ir.tensor(port.default, DTYPES[port.dtype], name=port.name)
+                self.graph.register_initializer(value)
         return model
 
 

@@ -11,7 +11,7 @@ graphs. This project's own description of the model is mlx_transformer.json.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,10 +26,11 @@ from export.interface import (
     MODEL,
     PROMPT_CPU,
     ROWS_CPU,
+    STEP_CPU,
     Request,
 )
 from export.precision.int8 import BY_ROW
-from export.precision.table import IN_BLOCKS, PRECISIONS, blocks_operators, prompts_in, takes_rows
+from export.precision.table import IN_BLOCKS, PRECISIONS, Precision, blocks_operators, prompts_in, takes_rows
 from export.settings import ExportSettings
 from mlx_transformer.core.checkpoint import WEIGHTS, Checkpoint, digests
 from mlx_transformer.core.config import TransformerConfig
@@ -56,13 +57,14 @@ from .quality import LIMITS, Quality
 def consumer_configs(
     config: TransformerConfig,
     external: list[str],
-    dtype: str = "fp32",
+    default: Precision,
+    graphs: Collection[str],
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Return {file name: contents}; empty for a decoder of SSRUs, since no published architecture has such a cache.
 
-    external: graph files with a data file of their own name. dtype: transformers.js's name for the default precision,
-    e.g. "fp32". settings: the model's generation settings.
+    external: graph files with a data file of their own name. default: the precision of readers that know one. graphs:
+    the names of the folder's graphs. settings: the model's generation settings.
     """
     if config.recurrent:
         return {}
@@ -74,13 +76,18 @@ def consumer_configs(
         "max_position_embeddings": config.max_positions,
         "torch_dtype": "float32",
         # By default a browser would load 8-bit weights. A data file is named after its graph, plus "_data".
-        "transformers.js_config": {"dtype": dtype, "use_external_data_format": dict.fromkeys(external, 1)},
+        "transformers.js_config": {"dtype": default.dtype, "use_external_data_format": dict.fromkeys(external, 1)},
     }
     files = {"config.json": {**shared, **kinds[config.architecture](config)}}
     if config.has_decoder:
         files["generation_config.json"] = generation_config(config, settings)
-    if config.architecture == "decoder" and config.d_k == config.d_v:  # genai has one head size for keys and values
-        files["genai_config.json"] = _genai(config, files["generation_config.json"])
+    graph = next((name for name in (MODEL, STEP_CPU) if name in graphs), None)
+    if config.architecture == "decoder" and graph is not None:
+        request = Request(config=config)
+        (_, heads, _, width), *others = (port.axes for port in GRAPHS[graph](request).outputs if len(port.axes) == 4)
+        if all((shape[1], shape[3]) == (heads, width) for shape in others):  # genai has one shape for all of a cache
+            file = f"onnx/{graph}{default.suffix}.onnx"
+            files["genai_config.json"] = _genai(request, graph, file, files["generation_config.json"])
     return files
 
 
@@ -178,10 +185,12 @@ def _bert(c: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _genai(c: TransformerConfig, generation: Mapping[str, Any]) -> dict[str, Any]:
+def _genai(request: Request, graph: str, file: str, generation: Mapping[str, Any]) -> dict[str, Any]:
     """onnxruntime-genai's config of a decoder. genai has no banned tokens, and pads a batch of prompts on the right."""
-    ports = GRAPHS[MODEL](Request(config=c))
+    c, ports = request.config, GRAPHS[graph](request)
     inputs, outputs = ports.input_names, ports.output_names
+    _, heads, _, width = next(port.axes for port in ports.inputs if port.value == "cache.0.key")
+    required = [port for port in ports.inputs if port.default is None and not port.value.startswith("cache.")]
 
     def each_layer(names: Mapping[str, str], part: str) -> str:
         return names[f"cache.0.{part}"].replace(".0.", ".%d.")
@@ -196,14 +205,14 @@ def _genai(c: TransformerConfig, generation: Mapping[str, Any]) -> dict[str, Any
             "context_length": c.max_positions,
             "decoder": {
                 "session_options": {},
-                "filename": "onnx/model.onnx",
+                "filename": file,
                 "hidden_size": c.heads * c.d_k,
-                "head_size": c.d_k,
+                "head_size": width,
                 "num_attention_heads": c.heads,
-                "num_key_value_heads": c.key_value_heads,
+                "num_key_value_heads": heads,
                 "num_hidden_layers": c.decoder_layers,
                 "inputs": {
-                    **{name: name for value, name in inputs.items() if not value.startswith("cache.")},  # genai's keys
+                    **{port.name: port.name for port in required},  # genai's keys
                     "past_key_names": each_layer(inputs, "key"),
                     "past_value_names": each_layer(inputs, "value"),
                 },
@@ -219,8 +228,8 @@ def _genai(c: TransformerConfig, generation: Mapping[str, Any]) -> dict[str, Any
             "num_beams": 1,
             **{key: generation[key] for key in ("repetition_penalty", "no_repeat_ngram_size") if key in generation},
             "max_length": c.max_positions,
-            # The graph returns longer keys and values each step; it doesn't write into its input cache.
-            "past_present_share_buffer": False,
+            # A graph in standard operators returns longer keys and values each step; target cpu's writes in place.
+            "past_present_share_buffer": graph == STEP_CPU,
         },
     }
 
@@ -237,9 +246,8 @@ def files_around(plan: Plan, external: Sequence[str]) -> dict[str, bytes]:
     """
     settings, embedding, config = plan.generation, plan.embedding, plan.config
     default = "float32" if "float32" in plan.precisions else plan.precisions[0]
-    values: dict[str, Any] = consumer_configs(config, list(external), PRECISIONS[default].dtype, settings)
-    if MODEL not in plan.written.graph_names(config):
-        values.pop("genai_config.json", None)
+    graphs = plan.written.graph_names(config)
+    values: dict[str, Any] = consumer_configs(config, list(external), PRECISIONS[default], graphs, settings)
     files = {name: read_bytes(file, LARGEST_SHORTLIST) for name, file in plan.named.items()}
     files |= {name: text.encode() for name, text in settings_text(settings).items()}
     if embedding is not None:

@@ -327,7 +327,7 @@ class Opener:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
-        if name in (STEP_CPU, PROMPT_CPU):
+        if name in (STEP_CPU, PROMPT_CPU) and threads != 1:  # one thread has none to spin
             # A thread that spins gains little on free cores, and on busy ones takes the time of those it waits for:
             # with two threads on two busy cores steps and prompts took 1.2 to 1.9 times as long.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")

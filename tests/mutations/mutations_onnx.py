@@ -17,7 +17,6 @@ from mutation_edits import (
     left_padding_seen,
     node,
     one_more,
-    output_of,
     pooled_over_padding,
     reads,
     sees,
@@ -418,7 +417,7 @@ ONNX = {
         reads(f"{d1}/self_attention/GroupQueryAttention", "positions.1.cos", "positions.cos"), model="side by side",
         tap=f"{D1}.feed_forward",
     ),
-    "the least likely token": Mutation(
-        output_of("candidate_tokens", "ArgMax", become("ArgMin"), inputs=1), model="side by side", search="greedy",
+    "a shorter text's logits from its neighbour's row": Mutation(
+        node("Max", "Max", become("Min")), model="side by side", tap=f"{D1}.feed_forward",
     ),
 }  # fmt: skip

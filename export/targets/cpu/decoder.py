@@ -1,19 +1,19 @@
-"""The network of a decoder alone in target `cpu`: texts of any lengths, whose keys and values never move.
+"""The network of a decoder-only model in target `cpu`: texts of any lengths, whose keys and values never move.
 
-GroupQueryAttention turns queries and keys, writes the new keys and values into buffers, and attends; heads that share
-keys aren't repeated. What the operator can't do is done by the operators of `network.py` around it:
+GroupQueryAttention turns queries and keys, writes the new keys and values into buffers, and attends. Heads that share
+keys aren't repeated. Operators around it do the rest, as in `network.py`:
 
-    heads of another width than a multiple of 8          padded with zeros
+    head widths that aren't a multiple of 8              padded with zeros
     keys and values of unequal widths                    padded too
     norms of queries and keys                            before the operator
-    rotary positions of a part of a head (unless whole   turned before the operator
+    rotary positions of part of a head (unless in whole  turned before the operator
       registers), of padded heads, or under a norm
 
-It has no relative positions, and a longrope's frequencies would depend on the length: `lacks` names such models, for
-which the portable graph is written.
+The operator knows no relative positions. The frequencies of longrope depend on a text's length. `lacks` names such
+models; they get the portable graph.
 
-Shapes: R texts, S new tokens of each (R or S is 1), N = R*S rows, W wanted rows, L positions of a buffer, D model,
-H heads, K key-value heads, d width of one head.
+Shapes: R texts, S new tokens of each (R or S is 1, or the texts are new), T positions of the longest text, N = R*S
+rows, W rows with logits, L positions of a buffer, D model, H heads, K key-value heads, d width of one head.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, cast
 import onnx_ir as ir
 
 from export.interface import grouped_shape
-from export.nn.cache import Cache, LayerCache
+from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
 from export.nn.marks import FEW_ROWS
 from export.nn.masks import Mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, Positions, Rotation, distances, rotary_table
-from export.nn.primitives import Op, name_parameters
+from export.nn.primitives import Op, name_parameters, size
 from mlx_transformer.core.config import RELATIVE, TransformerConfig
 from mlx_transformer.core.positions import borders
 
@@ -38,7 +38,7 @@ from .network import DOMAIN, CpuAttention, as_operand
 
 
 def lacks(config: TransformerConfig) -> str | None:
-    """The kind of model, if target cpu has no graphs for it; they are decoders alone."""
+    """The kind of model, if target cpu has no graphs for it; only decoder-only models can lack them."""
     if config.architecture != "decoder":
         return None
     if config.positions in RELATIVE:
@@ -49,17 +49,17 @@ def lacks(config: TransformerConfig) -> str | None:
 
 
 def turns_inside(layer: TransformerConfig) -> bool:
-    """Whether the operator itself turns queries and keys of this layer, by the tables of all positions."""
+    """Whether the operator turns this layer's queries and keys, with the tables of all positions."""
     normed_after = layer.query_key_norm and layer.query_key_norm_place == "after"
     whole = grouped_shape(layer).key_width == layer.d_k and layer.d_k % 16 == 0 and layer.turned % 16 == 0
     return layer.positions == "rotary" and whole and not normed_after
 
 
 class Buffers(LayerCache):
-    """A layer's keys and values (R, K, L, d), to which the operator itself writes."""
+    """A layer's keys and values (R, K, L, d), written by the operator."""
 
     def __init__(self, keys: ir.Value, values: ir.Value, last: ir.Value, total: ir.Value, ids: ir.Value):
-        """last (R,): position of each text's last new token. total (): positions of the longest. ids (R, S)."""
+        """last (R,) int32: position of each text's last new token. total () int32: T. ids (R, S)."""
         super().__init__(keys, values)
         self.last, self.total, self.ids = last, total, ids
 
@@ -80,19 +80,37 @@ class Buffers(LayerCache):
 class TextsCache(Cache):
     """The cache of texts of any lengths; the attention operator writes it."""
 
-    def __init__(self, op: Op, layers: Sequence[LayerCache], last: ir.Value, ids: ir.Value):
-        self.layers, self.cross, self.cross_mask = layers, None, None
-        before = op.Range(op.Sub(1, op.Squeeze(op.Shape(ids, start=1), [0])), 1, 1)  # (S,), e.g. -2 -1 0
-        last = op.Unsqueeze(op.Cast(last, to=ir.DataType.INT64), [1])
-        self.index = op.Reshape(op.Add(last, before), [-1])
+    layers: Sequence[Buffers]
+
+    def __init__(self, op: Op, buffers: Sequence[KeyValues], ids: ir.Value, mask: ir.Value):
+        """ids (R, S). mask (R, T): 1 on a text's positions, its new tokens among them, then 0."""
+        self.cross, self.cross_mask = None, None
+        total, last = size(op, mask, 1), last_of(op, mask)
+        after = op.Range(op.Sub(total, size(op, ids, 1)), total, 1)  # (S,)
+        self.index = op.Reshape(op.Min(last, after), [-1])
         """The position of each row (N,)."""
+        last, total = (op.Cast(x, to=ir.DataType.INT32) for x in (op.Squeeze(last, [1]), total))
+        self.layers = [Buffers(*pair, last, total, ids) for pair in buffers]
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
         return PositionIds(self.index, distances(op, self.index, self.index))
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """None: the operator knows each text's positions, and its window."""
+        """None: the operator knows each text's positions and its window."""
         return None
+
+
+def last_of(op: Op, mask: ir.Value) -> ir.Value:
+    """The position (R, 1) of each text's last new token."""
+    return op.Sub(op.ReduceSum(mask, [1]), 1)
+
+
+def places_of_last(op: Op, count: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
+    """The rows (R*count,) of each text's last `count` () new tokens; padding on the right has none."""
+    new = size(op, ids, 1)
+    last = op.Max(op.Add(op.Sub(last_of(op, mask), size(op, mask, 1)), new), 0)  # (R, 1) among the S new tokens
+    begin = op.Unsqueeze(op.Mul(op.Range(0, size(op, ids, 0), 1), new), [1])
+    return op.Reshape(op.Add(op.Add(begin, last), op.Range(op.Sub(1, count), 1, 1)), [-1])
 
 
 class GroupedAttention(CpuAttention):
@@ -121,7 +139,7 @@ class GroupedAttention(CpuAttention):
 
 
 class TextsPositions(Positions):
-    """Positions with the whole tables for layers whose operator turns queries and keys."""
+    """Positions with whole tables for the layers in which the operator turns queries and keys."""
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
         layers = self.config.layers(self.stack)
@@ -132,10 +150,10 @@ class TextsPositions(Positions):
 
 
 class LastLayer(DecoderLayer):
-    """The last layer, which leaves out the rows that nobody wants once it has their keys and values."""
+    """The last layer: once it has the keys and values of all rows, it computes only rows with logits."""
 
     places: ir.Value | None
-    """The wanted rows (W,); None: none."""
+    """These rows (W,); None: none."""
 
     def around(self, op: Op, name: str, x: ir.Value, sublayer: Callable[[ir.Value], ir.Value]) -> ir.Value:
         x = op.Gather(x, self.places, axis=0) if name == "feed_forward" and self.places is not None else x
@@ -143,7 +161,7 @@ class LastLayer(DecoderLayer):
 
 
 class TextsTransformer(Transformer):
-    """The decoder over rows, with the same parameters and names. places (W,): the rows whose logits are wanted."""
+    """The decoder over rows, with the same parameters and names. places (W,): the rows with logits."""
 
     def __init__(self, config: TransformerConfig, places: ir.Value | None):
         super().__init__(config, GroupedAttention)

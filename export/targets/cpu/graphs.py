@@ -5,7 +5,7 @@
     decoder_cpu           runs once per token; writes its cache in place, in buffers bound as input and as output
     classifier_rows_cpu   in a search among given ids: runs once per batch
     decoder_listed_cpu    in a search among given ids: runs once per token
-    step_cpu, prompt_cpu  a decoder alone: see decoder.py
+    step_cpu, prompt_cpu  a decoder-only model: see decoder.py
 
 `top_k` and `largest` find the largest of many values in standard operators (see also `top_k` in `decoding/arrays.py`).
 ONNX Runtime's TopK and ArgMax look at one value after the other. Here one pass takes the maximum of each block of about
@@ -45,7 +45,7 @@ from export.targets.attention import AttentionTap, head_outputs
 from export.targets.sentence_embedding import vector_outputs
 from mlx_transformer.decoding.steps import EXCLUDED
 
-from .decoder import Buffers, TextsCache, TextsTransformer
+from .decoder import TextsCache, TextsTransformer, places_of_last
 from .network import OPSETS, CpuCache, CpuTransformer, InPlace, Sources, join_reshapes, use_gemm
 
 MANY = 16384
@@ -255,7 +255,8 @@ def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[i
     op, inputs = g.op, g.inputs
 
     def greedy(op: Op) -> tuple[ir.Value, ir.Value]:
-        return likeliest(op, logits, inputs["bans"], vocab_size)
+        sums = op.ReduceSum(logits, [-1], keepdims=1)
+        return sums, largest(op, logits, inputs["bans"], EXCLUDED, vocab_size)
 
     def beam(op: Op) -> tuple[ir.Value, ir.Value]:
         log_p, tokens = top_k(op, op.LogSoftmax(logits, axis=-1), inputs["candidates"], vocab_size)
@@ -273,42 +274,35 @@ def choice(g: GraphBuilder, logits: ir.Value, vocab_size: int | None) -> tuple[i
     return op.If(several, then_branch=then, else_branch=otherwise, _outputs=2)
 
 
-def likeliest(op: Op, logits: ir.Value, bans: ir.Value, vocab_size: int | None) -> tuple[ir.Value, ir.Value]:
-    """The greedy candidates of `choice`: sums of logits (R, V) and likeliest tokens, both (R, 1)."""
-    return op.ReduceSum(logits, [-1], keepdims=1), largest(op, logits, bans, EXCLUDED, vocab_size)
-
-
 def step_cpu(request: Request) -> GraphBuilder:
     """
-    input_ids (R, S) --> embedding ----------> Decoder --> classifier --> logits (W, V) --> candidate_{scores,tokens}
-    last_positions (R) --> position --^  ^  ^  ^  ^ \\--> present.N.{key,value}: the same buffers
-    total_length () --> the operator ----/  |  |  |
-    past.N.{key,value} (R, K, L, d) --------/  |  |
-    places (W), the tokens whose logits are wanted; bans (V): see `choice`
+    input_ids (R, S) --> embedding ---------> Decoder --> classifier --> logits (R*K, 1, V)
+    attention_mask (R, T) --> position --^  ^      \\--> present.N.{key,value}: the same buffers
+    past_key_values.N.{key,value} (R, H, L, d)
 
-    R texts of any lengths and one new token of each, or one text and S new tokens.
+    R texts of any lengths and one new token of each, or one text and S new tokens, or R first prompts, padded on the
+    right. logits_to_keep (): K, 1 if it is left out.
     """
     g = CpuGraphBuilder.declared(STEP_CPU, request)
-    logits, cache = _read(g, request, g.inputs["places"])
-    scores, tokens = likeliest(g.op, logits, g.inputs["bans"], request.config.vocab_size)
-    g.give(candidate_scores=scores, candidate_tokens=tokens, logits=logits, cache=cache)
+    places = places_of_last(g.op, g.inputs["kept"], g.inputs["target_ids"], g.inputs["target_mask"])
+    logits, cache = _read(g, request, places)
+    g.give(logits=g.op.Unsqueeze(logits, [1]), cache=cache)
     return g
 
 
 def prompt_cpu(request: Request) -> GraphBuilder:
-    """step_cpu without logits: it ends behind the last layer's keys and values."""
+    """step_cpu without logits; it ends with the last layer's keys and values."""
     g = CpuGraphBuilder.declared(PROMPT_CPU, request)
     g.give(cache=_read(g, request, None)[1])
     return g
 
 
 def _read(g: CpuGraphBuilder, request: Request, places: ir.Value | None) -> tuple[ir.Value, list[KeyValues]]:
-    """Logits (W, V) of the tokens at these places (None: at none), and every layer's keys and values."""
-    ids, last = g.inputs["target_ids"], g.inputs["last_positions"]
-    layers = [Buffers(*pair, last, g.inputs["total_length"], ids) for pair in g.pairs("cache")]
-    model = TextsTransformer(request.config, places)
-    logits = model.step(g.op, g.op.Reshape(ids, [-1]), TextsCache(g.op, layers, last, ids), tap=g.tap)
-    return logits, [layer.contents() for layer in layers]
+    """Logits (W, V) of the tokens at these places, none if None, and every layer's keys and values."""
+    ids = g.inputs["target_ids"]
+    cache = TextsCache(g.op, g.pairs("cache"), ids, g.inputs["target_mask"])
+    logits = TextsTransformer(request.config, places).step(g.op, g.op.Reshape(ids, [-1]), cache, tap=g.tap)
+    return logits, [layer.contents() for layer in cache.layers]
 
 
 BUILDERS = {

@@ -1,22 +1,21 @@
-"""Runs the graphs of a decoder alone in target `cpu`: `Texts`, any number of texts continued side by side.
+"""Runs the graphs of a decoder-only model in target `cpu`: `Texts`, any number of texts continued side by side.
 
     model = OnnxTransformer("chat-onnx").graphs
     running = model.texts()
     text = model.texts()
-    text.add(prompt[:128])           # read without logits; a long prompt in parts, with steps of others between them
+    text.add(prompt[:128])           # reads without logits; steps of other texts may come between parts of a prompt
     text.read(prompt[128:-1])
-    row = running.join(text)         # behind the texts already running
+    row = running.join(text)         # behind the running texts
     logits = running.step([prompt[-1]])  # (R, V): reads one token of each text, of any lengths
     running.leave(row)               # the last text takes its row
 
-The last token of a prompt goes to `step`, which returns the logits behind it. To reuse a prefix, `take` a copy of a
-text's first positions (or `cut` the text itself) and `read` on from there.
+`step` reads the last token of a prompt and returns the logits behind it. To reuse a prefix, `take` a copy of a text's
+first positions (or `cut` the text itself) and `read` on from there.
 
 Each text's keys and values are a row of buffers (rows, K, L, d), bound to the graph as input and output. The graph
-writes new positions in place, nothing is copied between steps, and no position beyond a text's own length is ever read.
-The buffers grow by doubling.
+writes new positions in place, and nothing is copied between steps. The buffers grow by doubling.
 
-A prompt is read alone, `CHUNK` tokens at a time, so its keys and values don't depend on its neighbours.
+A prompt is read by itself, `CHUNK` tokens at a time, so its keys and values don't depend on its neighbours.
 
 Shapes: R texts, S new tokens of a text, K key-value heads, L positions of the buffers, d one head, V vocabulary.
 """
@@ -36,11 +35,9 @@ from export.interface import GRAPHS, PROMPT_CPU, STEP_CPU, Request, grouped_shap
 from export.targets.portable.runtime import CausalGraphs
 from export.targets.session import Session
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.decoding.options import Options
-from mlx_transformer.decoding.steps import Batch, Rewinding, Strategy
+from mlx_transformer.decoding.steps import Rewinding
 
-from .runtime import LOGITS, MoveUp, run_options
-from .search import strategy
+from .runtime import MoveUp, run_options
 from .step_graph import Buffer, BufferPool, StepGraph
 
 CHUNK = 128
@@ -50,18 +47,16 @@ ROOM = 64
 
 
 class Texts:
-    """Texts being continued, one a row. Not for several threads at once."""
+    """Texts being continued, a row each. Not for several threads at once."""
 
-    def __init__(self, step: StepGraph, prompt: StepGraph, outputs: Sequence[str] = LOGITS):
-        """step, prompt: the graphs. outputs: the values that `step` returns."""
-        self.graph, self.prompt, self.outputs = step, prompt, outputs
+    def __init__(self, step: StepGraph, prompt: StepGraph):
+        self.graph, self.prompt = step, prompt
         self.ids: list[list[int]] = []
         """The tokens read so far of each text."""
         self.lengths = np.zeros(0, np.int32)
         """Their numbers (R,)."""
         self.buffers: list[Buffer] = []
         """Keys and values of each layer (rows, K, L, d): at least R rows, and room for the longest text."""
-        self.bans = np.zeros(step.config.vocab_size, np.float32)
         self._binding: Any = None
 
     def __len__(self) -> int:
@@ -76,21 +71,16 @@ class Texts:
         """Positions that the buffers have room for."""
         return self.buffers[0].shape[2] if self.buffers else 0
 
-    def step(self, ids: Any) -> Any:
-        """Read the next token (R,) of each text; returns the logits (R, V), or the requested outputs as a tuple.
-
-        The next `step` overwrites the result.
-        """
+    def step(self, ids: Any) -> NDArray[np.float32]:
+        """Read the next token (R,) of each text; returns the logits (R, V), which the next `step` overwrites."""
         self.make_room(len(self), self.longest + 1)
-        if self._binding is None:
-            self._bind()
+        if self._binding is None:  # the arrays of a step keep their places until rows or buffers change
+            self._new = np.zeros((len(self), 1), np.int64)
+            self._logits = np.empty((len(self), 1, self.graph.config.vocab_size), np.float32)
+            self._binding = self._bound(self.graph, slice(len(self)), self._new, self._logits)
         self._new[:, 0] = ids
-        self._total[...] = self.longest + 1
-        self.graph.session.run_with_iobinding(self._binding, self.graph.options)
-        self.lengths += 1
-        for text, token in zip(self.ids, self._new[:, 0].tolist(), strict=True):
-            text.append(token)
-        return self._results[0] if len(self._results) == 1 else self._results
+        self._run(self.graph, self._binding, slice(len(self)), self._new)
+        return self._logits[:, 0]
 
     def add(self, ids: Iterable[int] = ()) -> int:
         """Begin a text behind the others by reading these tokens; returns its row."""
@@ -104,15 +94,15 @@ class Texts:
         """Read further tokens of a text, the last one by default, without logits."""
         tokens = list(ids)
         for i in range(0, len(tokens), CHUNK):
-            self._read(self.prompt, tokens[i : i + CHUNK], row, {})
+            self._read(self.prompt, tokens[i : i + CHUNK], row)
 
     def logits(self, ids: Sequence[int], row: int = -1) -> NDArray[np.float32]:
         """Read further tokens (S,) of a text; returns the logits (S, V) behind each."""
-        made = np.empty((len(ids), self.graph.config.vocab_size), np.float32)
+        made = np.empty((len(ids), 1, self.graph.config.vocab_size), np.float32)
         for i in range(0, len(ids), CHUNK):
             tokens = ids[i : i + CHUNK]
-            self._read(self.graph, tokens, row, {"logits": made[i : i + len(tokens)]})
-        return made
+            self._read(self.graph, tokens, row, made[i : i + len(tokens)])
+        return made[:, 0]
 
     def join(self, other: Texts) -> int:
         """Move the texts of `other`, which is then empty, behind these; returns the first one's row."""
@@ -141,7 +131,7 @@ class Texts:
 
     def take(self, row: int, length: int) -> Texts:
         """A copy of the first `length` positions of a text."""
-        copy = Texts(self.graph, self.prompt, self.outputs)
+        copy = Texts(self.graph, self.prompt)
         copy.make_room(1, length)
         for x, y in zip(copy.buffers, self.buffers, strict=True):
             x[0, :, :length] = y[row, :, :length]
@@ -154,12 +144,8 @@ class Texts:
         del self.ids[row][length:]
         self.lengths[row] = length
 
-    def begin(self, outputs: Sequence[str]) -> None:
-        """Let `step` return these outputs."""
-        self.outputs, self._binding = outputs, None
-
     def clear(self) -> None:
-        """End all texts, and let go of the buffers."""
+        """End all texts and free the buffers."""
         self.ids, self.buffers = [], []
         self._set_lengths([])
 
@@ -191,41 +177,31 @@ class Texts:
         """Set the lengths of the texts after their number or rows changed."""
         self.lengths, self._binding = np.array(lengths, np.int32), None
 
-    def _read(self, graph: StepGraph, ids: Sequence[int], row: int, results: Mapping[str, NDArray]) -> None:
-        """Run a graph over new tokens (S,) of a text. results: arrays for its outputs, (S, ...) each."""
+    def _read(self, graph: StepGraph, ids: Sequence[int], row: int, logits: NDArray | None = None) -> None:
+        """Run a graph over new tokens (S,) of a text. logits (S, 1, V): is filled with those behind each token."""
         row = range(len(self))[row]
-        length = int(self.lengths[row]) + len(ids)
-        self.make_room(len(self), length)
-        tokens = np.array([ids], np.int64)
-        wanted = np.arange(len(ids) if results else 1)  # of no rows there are no products in lower precisions
-        last, total = np.array([length - 1], np.int32), np.array(length, np.int32)
-        binding = self._bound(graph, slice(row, row + 1), tokens, last, total, wanted)
-        for value, x in results.items():
-            binding.bind_ortvalue_output(graph.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
+        self.make_room(len(self), int(self.lengths[row]) + len(ids))
+        rows, tokens = slice(row, row + 1), np.array([ids], np.int64)
+        self._run(graph, self._bound(graph, rows, tokens, logits), rows, tokens)
+
+    def _run(self, graph: StepGraph, binding: Any, rows: slice, tokens: NDArray[np.int64]) -> None:
+        """Run a graph over new tokens (rows, S) of these texts."""
+        lengths = self.lengths[rows] + tokens.shape[1]
+        mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+        binding.bind_cpu_input(graph.inputs["target_mask"], mask)
         graph.session.run_with_iobinding(binding, graph.options)
-        self.lengths[row] = length
-        self.ids[row] += tokens[0].tolist()
+        self.lengths[rows] = lengths
+        for text, new in zip(self.ids[rows], tokens.tolist(), strict=True):
+            text += new
 
-    def _bind(self) -> None:
-        """Bind the arrays of a step, which keep their places until rows or buffers change."""
-        count, v = len(self), self.graph.config.vocab_size
-        self._new, self._total = np.zeros((count, 1), np.int64), np.array(0, np.int32)
-        # The position of a text's new token is the number of its tokens so far.
-        self._binding = self._bound(self.graph, slice(count), self._new, self.lengths, self._total, np.arange(count))
-        kinds = {"logits": (np.float32, v), "candidate_scores": (np.float32, 1), "candidate_tokens": (np.int64, 1)}
-        self._results = tuple(np.empty((count, kinds[value][1]), kinds[value][0]) for value in self.outputs)
-        for value, x in zip(self.outputs, self._results, strict=True):
-            self._binding.bind_ortvalue_output(self.graph.outputs[value], ort.OrtValue.ortvalue_from_numpy(x))
-
-    def _bound(
-        self, graph: StepGraph, rows: slice, ids: NDArray, last: NDArray, total: NDArray, places: NDArray
-    ) -> Any:
-        """A binding of these rows of the buffers and of the graph's other inputs (`export/interface.py`)."""
+    def _bound(self, graph: StepGraph, rows: slice, ids: NDArray, logits: NDArray | None) -> Any:
+        """A binding of the graph to these rows of the buffers; the mask is still to be bound."""
         binding = graph.session.io_binding()
-        inputs = {"target_ids": ids, "last_positions": last, "total_length": total, "places": places}
-        for value, x in {**inputs, "bans": self.bans}.items():
-            if value in graph.inputs:
-                binding.bind_cpu_input(graph.inputs[value], x)
+        binding.bind_cpu_input(graph.inputs["target_ids"], ids)
+        if logits is not None:
+            kept = len(logits) // len(ids)
+            binding.bind_ortvalue_input(graph.inputs["kept"], ort.OrtValue.ortvalue_from_numpy(np.array(kept)))
+            binding.bind_ortvalue_output(graph.outputs["logits"], ort.OrtValue.ortvalue_from_numpy(logits))
         for value, x in zip(graph.cache, self.buffers, strict=True):
             buffer = ort.OrtValue.ortvalue_from_numpy(x[rows])
             binding.bind_ortvalue_input(graph.inputs[value], buffer)
@@ -234,16 +210,12 @@ class Texts:
 
 
 class TextsDecoder(Rewinding):
-    """A search's texts; its rows are hypotheses, those of a sentence side by side and equally long."""
+    """The texts of a search. Its rows are hypotheses; a sentence's stand side by side and are equally long."""
 
     def __init__(self, texts: Texts):
         self.texts, self.shared = texts, 0
 
-    @property
-    def bans(self) -> NDArray[np.float32]:
-        return self.texts.bans
-
-    def step(self, ids: NDArray) -> Any:
+    def step(self, ids: NDArray) -> NDArray[np.float32]:
         return self.texts.step(ids)
 
     def read_each(self, ids: NDArray) -> NDArray[np.float32]:
@@ -287,13 +259,12 @@ class TextsCache:
 
 
 class DecoderGraphs(CausalGraphs):
-    """step_cpu, in int4 with prompt_cpu. Several threads may continue texts at the same time, each its
-    own."""
+    """step_cpu, in int4 with prompt_cpu. Threads may continue texts of their own at the same time."""
 
     def __init__(self, request: Request, sessions: Mapping[str, Session], exact: bool = True):
-        """exact: a prompt read in other parts, e.g. behind what an earlier search has read, gives the same up to
-        float32's rounding. Where activations are rounded, a last bit can change a token: then only whole chunks of an
-        earlier prompt are continued, which are the same bits."""
+        """exact: a prompt read in other parts, e.g. behind an earlier search's text, gives the same up to float32's
+        rounding. Where activations are rounded, a last bit can change a token. Then only whole chunks of an earlier
+        prompt are continued, since their bits are the same."""
         self.config, self.options = request.config, run_options()
         self.joins = self.own_lengths = True
         graphs = {
@@ -304,14 +275,10 @@ class DecoderGraphs(CausalGraphs):
         self.prompt = graphs.get(PROMPT_CPU, self.graph)
         self.exact = exact
         self._kept: deque[tuple[Texts, int]] = deque(maxlen=1)
-        """The text of the last search of a single one, and how many of its tokens may be continued."""
+        """The text of the last search of a single prompt, and how many of its tokens may be continued."""
 
-    def texts(self, outputs: Sequence[str] = LOGITS) -> Texts:
-        """No text yet. outputs: what its `step` returns: logits, candidate_scores, candidate_tokens."""
-        return Texts(self.graph, self.prompt, outputs)
-
-    def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
-        return strategy(batch, options, self.config, scored) if options.beam == 1 else None
+    def texts(self) -> Texts:
+        return Texts(self.graph, self.prompt)
 
     def reader(self) -> TextsDecoder:
         texts = self.texts()
@@ -336,26 +303,23 @@ class DecoderGraphs(CausalGraphs):
             logits[row, there] = texts.logits(tokens[there].tolist(), row)
         return logits
 
-    def start(
-        self, sources: Sources, outputs: Sequence[str] = LOGITS, beam: int = 1, bans: NDArray | None = None
-    ) -> tuple[TextsDecoder, Any]:
-        """Read the prompts for a search; returns the decoder and the first step's logits (B, V) or other outputs.
+    def start(self, sources: Sources) -> tuple[TextsDecoder, NDArray[np.float32]]:
+        """Read the prompts for a search; returns the decoder and the first step's logits (B, V).
 
-        Of a single prompt, what the last search of one has read already isn't read again.
+        A single prompt goes on from the last search of a single prompt, as far as both begin alike.
         """
         prompts = [row.tolist() for row in sources]
-        texts = self._continued(prompts[0], outputs) if len(prompts) == 1 else self.texts(outputs)
+        texts = self._continued(prompts[0]) if len(prompts) == 1 else self.texts()
         texts.make_room(len(prompts), max(map(len, prompts)))
         for prompt in prompts[len(texts) :]:
             texts.add(prompt[:-1])
-        texts.bans[:] = 0 if bans is None else bans
         decoder = TextsDecoder(texts)
         if len(prompts) == 1:
             weakref.finalize(decoder, self._keep, texts, len(prompts[0]) - 1).atexit = False
         return decoder, texts.step([prompt[-1] for prompt in prompts])
 
-    def _continued(self, prompt: list[int], outputs: Sequence[str]) -> Texts:
-        """A single text that has read all of this prompt but its last token."""
+    def _continued(self, prompt: list[int]) -> Texts:
+        """A single text that has read this prompt, except its last token."""
         try:
             texts, most = self._kept.pop()
         except IndexError:
@@ -363,12 +327,11 @@ class DecoderGraphs(CausalGraphs):
             texts.add()
         common = same_tokens(texts.ids[0][:most], prompt[:-1])
         texts.cut(0, common if self.exact else common - common % CHUNK)
-        texts.begin(outputs)
         texts.read(prompt[len(texts.ids[0]) : -1])
         return texts
 
     def _keep(self, texts: Texts, prompt: int) -> None:
-        """Keep a text for the next search, without what isn't to be continued: see `exact`."""
+        """Keep a text for the next search, and how much of it may be continued: see `exact`."""
         if len(texts) == 1:
             self._kept.append((texts, len(texts.ids[0]) if self.exact else prompt - prompt % CHUNK))
 

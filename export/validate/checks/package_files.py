@@ -282,7 +282,9 @@ def _graphs(plan: Plan, folder: Path) -> tuple[dict[str, str], list[str]]:
 def _unlike(plan: Plan, precision: str, name: str, graph: onnx.GraphProto) -> Iterator[str]:
     """Describe how a graph doesn't fit the record: inputs, outputs, and operators for blocks."""
     if precision == "float32" or name not in (ROWS_CPU, LISTED_CPU):
-        ports, weights = GRAPHS[name](plan.request), {tensor.name for tensor in graph.initializer}
+        ports = GRAPHS[name](plan.request)
+        optional = {port.name for port in ports.inputs if port.default is not None}
+        weights = {tensor.name for tensor in graph.initializer} - optional
         inputs = [value for value in graph.input if value.name not in weights]
         for kind, values, declared in (("input", inputs, ports.inputs), ("output", graph.output, ports.outputs)):
             found, expected = [*map(_port, values)], [*map(_declared, declared)]

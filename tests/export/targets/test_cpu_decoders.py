@@ -180,4 +180,3 @@ def test_integers(tmp_path: Path) -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(describe(folder, describe_graphs))
     assert "int8, int4; int4's prompts in int8; on this processor " in out.getvalue()
-    assert not (folder / "genai_config.json").exists()
