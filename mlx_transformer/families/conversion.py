@@ -76,7 +76,7 @@ from .peft import WEIGHTS as PEFT_WEIGHTS
 from .peft import changes_of_modules, mlx_files, peft_files, read_peft
 from .sentence_folder import SentenceFolder, read_sentence_folder
 from .table import FAMILIES, family_of
-from .text import displaced_languages, languages_of_text, places_of_languages, settings_of_text, with_ends
+from .text import SETTINGS, displaced_languages, languages_of_text, places_of_languages, settings_of_text, with_ends
 from .weights import FORMS
 
 HEAD = Head(kind="hidden")
@@ -188,7 +188,7 @@ def read_published(folder: Path) -> Imported:
     if adapter is not None:
         source, note = adapter.applied(with_integers(family, source), family)
         notes.append(note)
-        folder = folder if (folder / JOINT).is_file() else network
+        folder = folder if any((folder / name).is_file() for name in (JOINT, SETTINGS)) else network
     where = network / (GENERATION if (network / GENERATION).is_file() else CONFIG)
     return _converted(source, family, folder, where, notes, sentences)
 

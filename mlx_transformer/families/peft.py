@@ -42,7 +42,7 @@ from mlx_transformer.system.files import read_object
 from mlx_transformer.system.tensors import stored_tensors
 from mlx_transformer.system.torch_files import stored_torch_tensors
 
-from .engine import Family, Published, channel_order, written_config
+from .engine import EMBEDDINGS, At, Family, Published, channel_order, config_of, written_config
 from .hub import find_model
 
 LORA, DORA, FULL = "lora", "dora", "full"
@@ -115,6 +115,7 @@ def mlx_files(
 WEIGHTS = "adapter_model.safetensors"
 OLD_WEIGHTS = "adapter_model.bin"
 PREFIX = "base_model.model."
+ROWS, BIAS = "rows", "final_logits_bias"
 PARTS = {
     "lora_A.weight": "a",
     "lora_B.weight": "b",
@@ -122,6 +123,7 @@ PARTS = {
     "lora_magnitude_vector.weight": "magnitude",
     "lora_embedding_A": "embedding_a",
     "lora_embedding_B": "embedding_b",
+    "token_adapter.trainable_tokens_delta": ROWS,
 }
 """{the end of a tensor's name in the file: what it is}"""
 HEADS = {
@@ -135,8 +137,15 @@ TASKS = {
     "decoder": "CAUSAL_LM",
 }
 """{architecture: PEFT's task}; for encoders there is none that takes the base's head as it is."""
-CHANGED_BASE = ("pissa", "olora", "loftq", "corda")
+CHANGED_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 """Ways of starting an adapter that change the base's weights too."""
+KNOWN = re.compile(
+    r"(task|peft)_(type|version)|auto_mapping|base_model\w*|revision|inference_mode|r|(target|exclude)_modules"
+    r"|modules_to_save|lora_(alpha|dropout)|fan_in_fan_out|bias|use_(rslora|dora)|layers_\w+|(rank|alpha)_pattern"
+    r"|trainable_token_indices|ensure_weight_tying"
+    r"|init_lora_weights|(loftq|eva|corda|lora_ga|velora|runtime)_config|megatron_core|qalora_group_size"
+)
+"""Keys of adapter_config.json that are read, are in the tensors, or matter in training alone."""
 
 
 @dataclass(frozen=True)
@@ -161,27 +170,35 @@ class PublishedAdapter:
             key = "model" if self.of_mlx_lm else "base_model_name_or_path"
             raise UserError(f"{self.path / PEFT_CONFIG}: {key} names no base; write its folder there")
         beside = self.path / name
-        return beside if not Path(name).is_dir() and beside.is_dir() else find_model(name).folder
+        if Path(name).is_dir() or beside.is_dir():
+            return Path(name) if Path(name).is_dir() else beside
+        return find_model(name, self.config.get("revision")).folder
 
     def applied(self, base: Published, family: Family) -> tuple[Published, str]:
         """Return the base with the adapter's changes, and a note of what was changed.
 
         Raises `UserError` with every tensor that the base doesn't have, or has in another shape.
         """
-        tensors = dict(base.tensors)
+        tensors, unread = dict(base.tensors), set[str]()
+        if not self.of_mlx_lm:
+            tensors, unread = self._apart(base, family)
+        places = family.places(config_of(family, base.config, base.generation, base.config_file)).values()
+        transposed = {name for names, at in places if at.transposed for name in names}
         problems: list[str] = []
-        for module, parts in self.parts.items():
-            name = self._name(f"{module}.weight", tensors, family)
+        for name in self.replaced.keys() - unread:
+            tensors[self._name(name, tensors, family) or name] = self.replaced[name]
+        for module in sorted(self.parts):
+            parts, name = self.parts[module], self._name(f"{module}.weight", tensors, family)
+            if f"{module}.weight" in unread:
+                continue
             if name is None:
                 problems.append(f"the base has no {module}")
                 continue
             try:
-                tensors[name] = self._changed(module, parts, tensors[name])
-            except ValueError:
+                tensors[name] = self._changed(module, parts, tensors[name], name in transposed)
+            except (ValueError, IndexError, TypeError):
                 shapes = ", ".join(f"{part} {array.shape}" for part, array in parts.items())
                 problems.append(f"{module}: {shapes} don't fit the base's {tuple(tensors[name].shape)}")
-        for module, array in self.replaced.items():
-            tensors[self._name(module, tensors, family) or module] = array
         if problems:
             raise refusal(f"{self.path}: doesn't fit its base {base.path}", problems, self.path)
         ranks = sorted({array.shape[0] for parts in self.parts.values() for n, array in parts.items() if n[-1] == "a"})
@@ -189,21 +206,65 @@ class PublishedAdapter:
         ranks_said = f" of rank {', '.join(map(str, ranks))}" if ranks else ""
         own = f"{len(self.replaced)} tensors of its own ({first_of(sorted(self.replaced), ', ')})"
         changes = [f"{kind}{ranks_said} of {len(self.parts)} matrices"] if self.parts else []
+        changes += [f"nothing of {first_of(sorted(unread), ', ')}, which PEFT's model doesn't read"] if unread else []
         note = f"merged into {base.path}: {', and '.join([*changes, *([own] if self.replaced else [])])}"
-        return replace(base, tensors=tensors, config=self._with_head(base.config, tensors)), note
+        return replace(base, tensors=tensors, config=self._with_head(base, family, tensors)), note
 
-    def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any) -> NDArray:
+    def _apart(self, base: Published, family: Family) -> tuple[dict[str, Any], set[str]]:
+        """(the base's tensors, changed ones that no layer reads). Of a tied embedding of which the adapter changes one
+        module, each module has a tensor: PEFT unties them so, without ensure_weight_tying. Embeddings saved whole stay
+        tied."""
+        tensors, unread = dict(base.tensors), set[str]()
+        saved = tuple(self.config.get("modules_to_save") or ())
+        own = {f"{module}.weight" for module in self.parts}
+        own |= {name for name in self.replaced if saved and name.removesuffix(".weight").endswith(saved)}
+        for names, at in self._tables(base, family):
+            group = [f"{name}.weight" for name in (at.name, *at.copies)]
+            present = [name for name in names if name in tensors]
+            changed = [name for name in {*own, *self.replaced} if self._name(name, dict.fromkeys(names), family)]
+            if len(group) == 1 or not present or not changed:
+                continue
+            tied = tensors[present[0]]
+            for name in present:
+                del tensors[name]
+            if len(changed) > 1 and any(ROWS in self.parts.get(name.removesuffix(".weight"), ()) for name in changed):
+                modules = first_of(sorted(changed), ", ")
+                raise UserError(f"{self.path}: trainable_token_indices: rows of each of {modules}: merge it with PEFT")
+            if own.isdisjoint(changed) or (len(changed) == 1 and self._keeps_tied(changed[0])):
+                tensors[changed[0]] = self.replaced.get(changed[0], tied)
+            else:
+                tensors |= dict.fromkeys(group, tied)
+                if len(group) > 2:  # of an encoder-decoder model: what all share
+                    del tensors[group[0]]
+                    unread |= {name for name in changed if self._name(name, {group[0]: tied}, family)}
+        return tensors, unread
+
+    def _keeps_tied(self, name: str) -> bool:
+        """Whether a change of one module is a change of all that are tied to it."""
+        module = name.removesuffix(".weight")
+        ensured = self.config.get("ensure_weight_tying") and module.endswith(("embed_tokens", "lm_head"))
+        return bool(ensured) or ROWS in self.parts.get(module, ())
+
+    def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any, transposed: bool) -> NDArray:
         """The weight with the adapter's change, computed in float64 and rounded once."""
-        weight = np.asarray(weight)
+        weight = np.array(weight)
+        if ROWS in parts:
+            weight[self._tokens(module)] = parts[ROWS]
+            return weight
         a, b = (parts[name] for name in (("embedding_a", "embedding_b") if "embedding_a" in parts else ("a", "b")))
         scale = self._scale(module, a.shape[0])
-        turned = "embedding_a" in parts or self.config.get("fan_in_fan_out")
+        turned = "embedding_a" in parts or transposed
         weight = weight.T if turned else weight
         if (b.shape[0], a.shape[1]) != weight.shape:
             raise ValueError
         magnitude = parts["magnitude"].reshape(-1) if "magnitude" in parts else None
         changed = WeightDelta(scale, a, b, magnitude).of(weight).astype(weight.dtype)
         return changed.T if turned else changed
+
+    def _tokens(self, module: str) -> list[int]:
+        """The ids of the tokens whose rows the adapter has."""
+        ids: Any = self.config.get("trainable_token_indices") or ()
+        return next((ids[key] for key in ids if module.endswith(key)), []) if isinstance(ids, dict) else list(ids)
 
     def _scale(self, module: str, rank: int) -> float:
         patterns = self.config.get("alpha_pattern") or {}
@@ -244,14 +305,28 @@ class PublishedAdapter:
         names = (name, name.removeprefix(family.prefix), family.prefix + name)
         return next((each for each in names if each in tensors), None)
 
-    def _with_head(self, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json of the base as the model that the adapter was trained in: PEFT names a task, not a head."""
+    @staticmethod
+    def _tables(base: Published, family: Family) -> list[tuple[list[str], At]]:
+        """The embeddings and the classifier of a vocabulary."""
+        places = family.places(config_of(family, base.config, base.generation, base.config_file))
+        return [places[ours] for ours in EMBEDDINGS if ours in places]
+
+    def _with_head(self, base: Published, family: Family, tensors: dict[str, Any]) -> dict[str, Any]:
+        """config.json of the base as the model that the adapter was trained in: PEFT names a task, not a head, and no
+        size of the vocabulary, of which `tensors` has that of the classifier's bias."""
+        config: dict[str, Any] = dict(base.config)
+        tables = [name for names, _ in self._tables(base, family) for name in names]
+        saved = (array for name, array in self.replaced.items() if self._name(name, dict.fromkeys(tables), family))
+        if (table := next(saved, None)) is not None and not self.of_mlx_lm:
+            config |= {key: len(table) for key in ("vocab_size", "decoder_vocab_size") if key in config}
+            if (bias := tensors.get(BIAS)) is not None:  # transformers gives new tokens none
+                tensors[BIAS] = np.pad(np.asarray(bias), ((0, 0), (0, max(0, len(table) - bias.shape[-1]))))
         end = HEADS.get(str(self.config.get("task_type")))
         classes = config.get("architectures") or [""]
         if end is None or not self.replaced or str(classes[0]).endswith(end):
-            return dict(config)
+            return config
         begin = re.sub(r"(For[A-Z]\w+|LMHeadModel|Model)$", "", str(classes[0]))
-        rows = [tensors[name].shape[0] for name in self.replaced if name.endswith(("weight", "bias"))]
+        rows = [len(array) for name, array in self.replaced.items() if name.endswith(("weight", "bias"))]
         labels = {str(i): f"LABEL_{i}" for i in range(min(rows, default=2))}  # as transformers calls them
         numbers = {name: int(i) for i, name in labels.items()}
         return {**config, "architectures": [begin + end], "id2label": labels, "label2id": numbers}
@@ -272,10 +347,18 @@ def read_peft(path: Path) -> PublishedAdapter | None:
     start = str(config.get("init_lora_weights", True)).lower()
     if start.startswith(CHANGED_BASE):
         problems.append(f"init_lora_weights {start!r:.40} changed the base too: merge it with PEFT")
+    problems += [
+        f"{key}={value!r:.40} is none of what can be read: merge it with PEFT (merge_and_unload)"
+        for key, value in config.items()
+        if value and not KNOWN.fullmatch(key)
+    ]
     patterns = config.get("alpha_pattern") or {}
     alphas = [config.get("lora_alpha", 1), *(patterns.values() if isinstance(patterns, dict) else [None])]
     if not all(isinstance(alpha, int | float) for alpha in alphas):
         problems.append("lora_alpha must be a number, alpha_pattern an object of numbers")
+    saved = config.get("modules_to_save") or []
+    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
+        problems.append(f"modules_to_save={saved!r:.40} is no list of names")
     if problems:
         raise refusal(f"{path / PEFT_CONFIG}: can't be read", problems, path)
     file = path / WEIGHTS
@@ -292,7 +375,7 @@ def read_peft(path: Path) -> PublishedAdapter | None:
         else:
             replaced[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = np.asarray(tensor)
     for module, arrays in parts.items():
-        if not ({"a", "b"} <= arrays.keys() or {"embedding_a", "embedding_b"} == arrays.keys()):
+        if not ({"a", "b"} <= arrays.keys() or arrays.keys() in ({"embedding_a", "embedding_b"}, {ROWS})):
             problems.append(f"{module} has only {' and '.join(sorted(arrays))}")
     if problems:
         raise refusal(f"{path}: can't be read", problems, path)

@@ -57,6 +57,14 @@ ADAPTERS = {
         AutoModelForCausalLM,
         dict(target_modules=["c_attn", "c_fc"], use_dora=True, fan_in_fan_out=True, task_type="CAUSAL_LM"),
     ),
+    "untied": ("golden_decoders/gpt2", AutoModelForCausalLM, dict(target_modules=["c_attn", "wte", "lm_head"])),
+    "tables": (
+        "golden/t5",
+        AutoModelForSeq2SeqLM,
+        dict(target_modules=["decoder.embed_tokens", "q"], modules_to_save=["shared"], bias="all"),
+    ),
+    "rows": ("golden/umt5", AutoModelForSeq2SeqLM, dict(target_modules="all-linear", trainable_token_indices=[3, 7])),
+    "resized": ("golden/marian", AutoModelForSeq2SeqLM, dict(target_modules=["q_proj"], layers_to_transform=[0])),
 }
 
 
@@ -65,6 +73,8 @@ def make(name: str) -> None:
     torch.manual_seed(7)
     labels = {"num_labels": 3} if kind is AutoModelForSequenceClassification else {}
     model = kind.from_pretrained(HERE / base, **labels)
+    if name == "resized":
+        model.resize_token_embeddings(model.config.vocab_size + 5)
     model = get_peft_model(model, LoraConfig(r=2, lora_alpha=5, lora_dropout=0.1, **options)).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -35,6 +35,10 @@ NOTES = {
     "classes": "LoRA of rank 2 of 4 matrices, and 2 tensors of its own (classifier.bias, classifier.weight)",
     "embedding": "LoRA of rank 2 of 3 matrices",
     "transposed": "DoRA of rank 2 of 4 matrices",
+    "untied": "LoRA of rank 2 of 4 matrices",
+    "tables": "nothing of shared.weight, which PEFT's model doesn't read",
+    "rows": "LoRA of rank 2 of",
+    "resized": "LoRA of rank 2 of",
 }
 
 
@@ -156,6 +160,7 @@ def copied(tmp_path: Path) -> Path:
         ({"peft_type": "IA3"}, "peft_type 'IA3': LORA can be read"),
         ({"peft_type": None}, "peft_type None"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' changed the base too"),
+        ({"alora_invocation_tokens": [4]}, "alora_invocation_tokens=.* is none of what can be read"),
         ({"lora_alpha": "x"}, "lora_alpha must be a number"),
         ({"alpha_pattern": [1]}, "alpha_pattern an object of numbers"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path names no base"),
