@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import json as to_json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -135,6 +135,9 @@ def generate(
     log_probabilities: Annotated[
         bool, Option("--log-probabilities", help="Write the new tokens too, as JSON, with their log-probabilities.")
     ] = False,
+    likeliest: Annotated[
+        int, Option(help="Write so many of the likeliest tokens at each place too, as JSON.", show_default="none")
+    ] = 0,
     search: Annotated[Options, Shown("Search", COMPLETION)],
     runtime: Annotated[ContinuingSettings, Shown("Runtime")],
 ) -> None:
@@ -144,16 +147,26 @@ def generate(
     options |= {"control_tokens": True} if control_tokens else {}
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
-    if json or log_probabilities:
-        outputs = opened.completions(prompts, stop=stop or (), scored=log_probabilities, **options)
-        for beginning, output in zip(prompts, outputs, strict=True):
-            print(to_json.dumps({"prompt": beginning, **output}, ensure_ascii=False), flush=True)
-    elif len(prompts) == 1 and search.beam == 1:
-        for piece in opened.stream(prompts[0], stop=stop or (), **options):
+    as_json = json or log_probabilities or likeliest != 0
+    if len(prompts) == 1 and search.beam == 1 and not as_json:
+        cut: list[int] = []
+        for piece in opened.stream(prompts[0], stop=stop or (), on_limit=cut.append, **options):
             print(piece, end="", flush=True)
         print()
-    else:
-        print("\n".join(opened.complete(prompts, stop=stop or (), **options)))
+        _tell_limit(cut, opened)
+        return
+    scores = {"scored": log_probabilities, "likeliest": likeliest}
+    outputs = opened.completions(prompts, stop=stop or (), **scores, **options)
+    for beginning, output in zip(prompts, outputs, strict=True):
+        print(to_json.dumps({"prompt": beginning, **output}, ensure_ascii=False) if as_json else output["text"])
+    if not as_json and (count := sum(output["finish_reason"] == "length" for output in outputs)):
+        print(f"{count} of {len(outputs)} texts ended at their limit; --max-new-tokens raises it", file=sys.stderr)
+
+
+def _tell_limit(cut: Sequence[int], opened: Any) -> None:
+    if cut:
+        most = f"within the model's {opened.config.max_positions:,} positions"
+        print(f"ended at the limit of {cut[-1]:,} new tokens; --max-new-tokens raises it, {most}", file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +238,9 @@ def chat(
     try:
         for text in asked:
             begun, answer = said + ([] if text is None else [{"role": "user", "content": text}]), ""
+            cut: list[int] = []
             try:
-                for piece in opened.stream_chat(begun, stop=stop or (), **options):
+                for piece in opened.stream_chat(begun, stop=stop or (), on_limit=cut.append, **options):
                     answer += piece
                     print(piece, end="", flush=True, file=shown) if shown else None
             except KeyboardInterrupt:  # ends the answer
@@ -238,6 +252,7 @@ def chat(
                 print(f"{error}; nothing was answered", file=sys.stderr)
                 continue
             print(file=shown) if shown else None
+            _tell_limit(cut, opened)
             said = [*begun, {"role": "assistant", "content": answer}]
     finally:
         if json and (talks or sys.exception() is None):

@@ -39,11 +39,12 @@ FEWEST = 16
 
 class NewToken(NamedTuple):
     """A token that was decided. log_p: the model's own log-probability of it, whatever rules and temperature chose it;
-    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first."""
+    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first. cut: the limit ends the output here."""
 
     id: int
     log_p: float = 0.0
     likeliest: Sequence[tuple[int, float]] = ()
+    cut: bool = False
 
 
 @dataclass(eq=False)
@@ -101,9 +102,10 @@ class Output:
             self.fail(UserError("the model's logits are not finite; check its weights"))
             return
         self.new.append(token)
-        self.over = self.over or token in self.strategy.rules.ends or len(self.new) >= self.limit
-        if token not in self.strategy.rules.ends:
-            self.waiting.append(_named(token, logits, self.likeliest, self.names))
+        ends, cut = token in self.strategy.rules.ends, len(self.new) >= self.limit
+        self.over = self.over or ends or cut
+        if not ends:
+            self.waiting.append(_named(token, logits, self.likeliest, self.names)._replace(cut=cut))
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.decoding.options import Hypothesis, check_single
 from mlx_transformer.decoding.steps import Model
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.fields import Bounds, check_value
 
 from .settings import (
     CHAT_TEMPLATES,
@@ -240,13 +241,18 @@ class TextVerbs:
         return ended(self._decoders("chat"), self.generate([ids], **others), stop)[0]
 
     def stream_chat(
-        self, messages: Messages, *, stop: Sequence[str] = (), **options: Unpack[ChatArguments]
+        self,
+        messages: Messages,
+        *,
+        stop: Sequence[str] = (),
+        on_limit: Callable[[int], None] | None = None,
+        **options: Unpack[ChatArguments],
     ) -> Iterator[str]:
-        """Yield the answer of `chat` piece by piece while it is decoded."""
+        """Yield the answer of `chat` piece by piece while it is decoded. on_limit: see `stream_ids`."""
         from .stream import stream_answer
 
         ids, others = self._chat_prompt(messages, {**options})
-        return stream_answer(self._decoders("chat"), self.stream_ids(ids, **others), stop)
+        return stream_answer(self._decoders("chat"), self.stream_ids(ids, on_limit=on_limit, **others), stop)
 
     def chat_ids(self, messages: Messages, **options: Any) -> list[int]:
         """Return the ids that `chat` continues. options: fields of `ChatOptions`."""
@@ -313,10 +319,25 @@ class TextVerbs:
         return pair_ids(tokenizer, lines, texts, continues)
 
     def stream_ids(
-        self, ids: Sequence[int], prefix: Sequence[int] = (), **options: Unpack[StreamArguments]
+        self,
+        ids: Sequence[int],
+        prefix: Sequence[int] = (),
+        *,
+        on_limit: Callable[[int], None] | None = None,
+        **options: Unpack[StreamArguments],
     ) -> Iterator[int]:
-        """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`."""
-        return (token.id for token in self.stream_tokens(ids, prefix, **options))
+        """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`.
+
+        on_limit: called with the number of new tokens if their limit ends the output.
+        """
+
+        def ids_of(tokens: Iterator[NewToken]) -> Iterator[int]:
+            for count, token in enumerate(tokens, start=1):
+                yield token.id
+                if token.cut and on_limit is not None:
+                    on_limit(count)
+
+        return ids_of(self.stream_tokens(ids, prefix, **options))
 
     def stream_tokens(
         self,
@@ -364,16 +385,22 @@ class TextVerbs:
         return outputs[0] if isinstance(lines, str) else outputs
 
     def stream(
-        self, text: str, *, stop: Sequence[str] | None = None, **options: Unpack[StreamedTextArguments]
+        self,
+        text: str,
+        *,
+        stop: Sequence[str] | None = None,
+        on_limit: Callable[[int], None] | None = None,
+        **options: Unpack[StreamedTextArguments],
     ) -> Iterator[str]:
         """Yield one line's translation, or a decoder's continuation of one prompt, piece by piece while it is decoded.
 
-        stop: as for `complete`. Options as for `generation.stream.stream`.
+        stop: as for `complete`. on_limit: for a decoder; see `stream_ids`. Options as for `generation.stream.stream`.
         """
         if stop is not None or self.config.architecture != "encoder-decoder":
             from .stream import stream_completion as continued
 
-            return continued(self._decoders("generate"), self.stream_ids, text, stop or (), **options)
+            ids = partial(self.stream_ids, on_limit=on_limit)
+            return continued(self._decoders("generate"), ids, text, stop or (), **options)
         from .stream import stream
 
         others: dict[str, Any] = {**options}
@@ -402,21 +429,46 @@ class TextVerbs:
         *,
         stop: Sequence[str] = (),
         scored: bool = False,
+        likeliest: int = 0,
         control_tokens: bool = False,
         **options: Unpack[IdArguments],
     ) -> list[dict[str, Any]]:
-        """Return the continuation of each prompt as {"text": ...}. scored: also "tokens" and "token_log_p", the model's
-        own log-probabilities of the new tokens, whatever rules and temperature chose them."""
+        """Return the continuation of each prompt as {"text": ..., "finish_reason": "stop" or, at its limit, "length"}.
+
+        scored: also "tokens" and "token_log_p", the model's own log-probabilities of the new tokens, whatever rules and
+        temperature chose them. likeliest: also "likeliest", [token, log-probability] of so many of the likeliest tokens
+        at each place, in a greedy or sampled text.
+        """
+        from mlx_transformer.decoding.options import Options
+        from mlx_transformer.decoding.search import checked
+
         from .stream import ended, prompt_ids
 
         tokenizer = self._decoders("generate")
         ids = prompt_ids(tokenizer, prompts, control_tokens)
-        outputs = self.generate(ids, **options)
-        found: list[dict[str, Any]] = [{"text": text} for text in ended(tokenizer, outputs, stop)]
-        written = [i for i, output in enumerate(outputs) if scored and output]
-        values = self.log_probabilities([ids[i] for i in written], [outputs[i] for i in written]) if written else []
-        for i, log_p in zip(written, values, strict=True):
-            found[i] |= {"tokens": [tokenizer.token(id) for id in outputs[i]], "token_log_p": log_p.tolist()}
+        name = lambda id: tokenizer.token(id) if id < tokenizer.vocab_size else f"<{id}>"  # noqa: E731
+        check_value("likeliest", likeliest, Annotated[int, Bounds(at_least=0)])
+        limits = lambda model, ids, _, **all: [*checked(model, {"ids": ids}, None, Options.of(all))[2]]  # noqa: E731
+        most: list[int] = self._searched(limits, ids, None, {**options})
+        found: list[dict[str, Any]] = []
+        if likeliest:
+            each: dict[str, Any] = {**options, "likeliest": likeliest}
+            told = [[*self.stream_tokens(row, row=i, **each)] for i, row in enumerate(ids)]
+            outputs = [[token.id for token in tokens] for tokens in told]
+            for tokens in told:
+                others = [[[name(id), log_p] for id, log_p in token.likeliest] for token in tokens]
+                found.append({"token_log_p": [token.log_p for token in tokens], "likeliest": others})
+        else:
+            outputs = self.generate(ids, **options)
+            written = [i for i, output in enumerate(outputs) if scored and output]
+            values = self.log_probabilities([ids[i] for i in written], [outputs[i] for i in written]) if written else []
+            known = dict(zip(written, values, strict=True))
+            found = [{"token_log_p": known[i].tolist()} if i in known else {} for i in range(len(ids))]
+        texts, whole = ended(tokenizer, outputs, stop), ended(tokenizer, outputs, ())
+        for i, (text, output) in enumerate(zip(texts, outputs, strict=True)):
+            cut = len(output) >= most[i] and text == whole[i]
+            tokens = {"tokens": [name(id) for id in output]} if found[i] else {}
+            found[i] = {"text": text, "finish_reason": "length" if cut else "stop", **tokens, **found[i]}
         return found
 
     @overload

@@ -124,6 +124,13 @@ def test_text_is_scored_and_continued(models, folder, tmp_path, capsys):
         assert found["tokens"] == [tokenizer.token(id) for id in ids]
         assert found["token_log_p"] == pytest.approx(values)
         assert found["text"] == tokenizer.decode(ids)
+        [others] = model.completions(["the cat"], likeliest=3, max_new_tokens=4, sample=True, seed=1)
+        assert others["tokens"] == found["tokens"]
+        assert others["token_log_p"] == pytest.approx(found["token_log_p"], abs=1e-5)
+        logits = np.asarray(model.token_logits([[*tokenizer.encode("the cat"), *ids[:-1]]]))[0, -len(ids) :]
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :3].tolist()
+        named = [[tokenizer.token(id) if id < tokenizer.vocab_size else f"<{id}>" for id in place] for place in best]
+        assert [[name for name, _ in place] for place in others["likeliest"]] == named
     with pytest.raises(UserError, match="pair 1: its text has no token that follows"):
         models[0].score("a", "")
     for name in ("source_language", "target_language"):
@@ -207,6 +214,28 @@ def test_the_command(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     monkeypatch.setattr("builtins.input", lambda: next(typed))
     assert said(capsys, folder / "ours", "--system", "Be brief.") == f"> {first}\n> {again[-1]['content']}\n> "
+
+
+def test_a_text_that_its_limit_ended_is_named(folder, capsys):
+    """On stderr, so that what is piped stays the text; not where a stop word ended it."""
+
+    def written(command: str, *arguments: str) -> tuple[str, str]:
+        main([command, str(folder / "ours"), *arguments, "--max-new-tokens", "3"])
+        return capsys.readouterr()
+
+    told = "ended at the limit of 3 new tokens; --max-new-tokens raises it, within the model's 256 positions\n"
+    text, said = written("generate", "the cat")
+    assert said == told
+    assert not written("generate", "the cat", "--stop", text[0])[1]
+    assert json.loads(written("generate", "the cat", "--stop", text[0], "--json")[0])["finish_reason"] == "stop"
+    assert written("chat", "Hi")[1] == told
+    assert written("generate", "the cat", "a")[1] == "2 of 2 texts ended at their limit; --max-new-tokens raises it\n"
+    found, said = written("generate", "the cat", "--likeliest", "1")
+    assert json.loads(found)["finish_reason"] == "length"
+    assert not said
+    with pytest.raises(SystemExit):
+        written("generate", "the cat", "--likeliest", "-1")
+    assert "likeliest" in capsys.readouterr().err
 
 
 def test_nothing_said_is_lost(folder, capsys, monkeypatch):
