@@ -8,14 +8,18 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+
+from claims.formula import as_mathml
 
 from export.explain import page as walk_page
 from export.explain.inside import shipped
 
+from . import claim_pages
 from .api import api_pages
 from .captions import beside, palette, within
 from .directives import expand
-from .markdown import replace_links
+from .markdown import replace_formulas, replace_links
 from .pages import Page, Site
 from .problem import Problem
 from .symbols import definition
@@ -34,6 +38,7 @@ class Build:
         self.root, self.out, self.pages = root, out, out / "pages"
         self.site = Site(root)
         self.sources: set[str] = set()
+        self.claims = claim_pages.rows() if (claim_pages.INDEX, "") in self.site.placed else {}
         self.figures = {}
         for file in sorted(figures.iterdir()) if figures else []:
             if match := FIGURE.search(file.name):
@@ -45,6 +50,8 @@ class Build:
             self._write(page.path, self._text(page))
         for path, text in api_pages(self.root).items():
             self._write(path, text)
+        for number, row in self.claims.items():
+            self._write(claim_pages.path_of(number), self._claim(row))
         self._write(WALK, self._walk())
         for file in sorted(self.sources):
             self._write(f"source/{file}.md", self._source(file))
@@ -67,8 +74,11 @@ class Build:
         for source in page.sources:
             file = source.partition("#")[0]
             text = self.site.text(page, source)
+            text = replace_formulas(text, as_mathml) if file.startswith("docs/guide/") else text
             text = replace_links(text, lambda match, file=file: self._link(match, file, here))
             strict = file.startswith("docs/")
+            if file == claim_pages.INDEX:
+                text = claim_pages.with_links(text, lambda path: relative(path, here))
             text = PICTURE.sub(lambda match, file=file: self._picture(match[0], file, here), text)
             texts.append(
                 expand(
@@ -83,6 +93,12 @@ class Build:
         short = not any(re.search(r"^## ", text, re.MULTILINE) for text in texts)
         wide = ["---", "hide: [toc]", "---", ""] if short else []
         return "\n".join([*wide, "\n\n".join(texts)])
+
+    def _claim(self, row: Any) -> str:
+        here = Path(claim_pages.path_of(row.number)).parent.as_posix()
+        file = self.figures.get(row.number)
+        figure = relative(f"figures/{file.name}", here) if file else None
+        return claim_pages.page(row, self.root, figure, lambda *what: self._source_link(*what, here))
 
     def _picture(self, path: str, file: str, here: str) -> str:
         """The place of a copy of a picture that `file` shows, as a page in the folder `here` has it."""
@@ -102,9 +118,14 @@ class Build:
         if picture:
             if not target.endswith(".svg"):
                 return beside(self._picture(path, file, here), label)
+            row = self.claims.get(int(Path(target).stem)) if Path(target).stem.isdecimal() else None
+            if row is not None and row.table is not None:
+                return claim_pages.table(row, label)
             return within((self.root / target).read_text(encoding="utf-8"), f"f{Path(target).stem}", label)
         if (self.root / target).is_dir():
             target = f"{target}/README.md"
+        if target == claim_pages.INDEX and fragment.startswith("row-"):
+            return f"[{label}]({relative(claim_pages.path_of(int(fragment.removeprefix('row-'))), here)})"
         page = self.site.placed.get((target, fragment))
         if page is not None:
             first = any(source == f"{target}#{fragment}" for source in page.sources[:1])
@@ -141,12 +162,19 @@ class Build:
         return f'{head}\n# {file}\n\n`````` {{ .{language} linenums="1" }}\n{text.rstrip()}\n``````'
 
     def _configure(self) -> None:
-        nav = [{section: [{page.title: page.path} for page in pages]} for section, pages in self.site.sections.items()]
+        nav = [{section: [self._entry(page) for page in pages]} for section, pages in self.site.sections.items()]
         nav.append({"API": [{path.partition("/")[2].removesuffix(".md"): path} for path in api_pages(self.root)]})
         text = (self.root / "docs/zensical.toml").read_text(encoding="utf-8")
         for key, value in {"nav": nav, "paths": [str(self.root)]}.items():
             text = text.replace(f"{key} = []", f"{key} = {_toml(value)}")
         (self.out / "zensical.toml").write_text(text, encoding="utf-8")
+
+    def _entry(self, page: Page) -> dict[str, Any]:
+        """A page in the list of pages; that of the claims has a page for each below it."""
+        if page.sources != (claim_pages.INDEX,):
+            return {page.title: page.path}
+        rows = [{claim_pages.named(row): claim_pages.path_of(number)} for number, row in self.claims.items()]
+        return {page.title: [{"All claims": page.path}, *rows]}
 
 
 def relative(path: str, here: str) -> str:

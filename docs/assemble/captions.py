@@ -25,6 +25,11 @@ def beside(path: str, caption: str) -> str:
     return _figure(f'<img class="on-white" src="{path}" alt="{html.escape(caption)}">', caption)
 
 
+def titled(table: str, caption: str) -> str:
+    """A table in Markdown with a caption."""
+    return f'<figure class="claim" markdown>\n\n{table}\n\n<figcaption>{html.escape(caption)}</figcaption>\n</figure>'
+
+
 def _figure(drawing: str, caption: str) -> str:
     head = '<figure class="claim" tabindex="0" data-search-exclude>'
     return f"{head}\n{drawing}\n<figcaption>{html.escape(caption)}</figcaption>\n</figure>"

@@ -58,6 +58,15 @@ def lines_of(text: str) -> Iterator[tuple[str, bool]]:
             yield line, False
 
 
+def replace_formulas(text: str, written: Callable[[str], str]) -> str:
+    """The same text with each indented line written anew; formulas in a line are four spaces apart or more."""
+    lines = []
+    for line, fenced in lines_of(text):
+        formulas = re.split(r" {4,}", line[4:]) if line.startswith("    ") and not fenced else []
+        lines.append(f'<div class="formula">{"".join(map(written, formulas))}</div>' if formulas else line)
+    return "\n".join(lines)
+
+
 def replace_links(text: str, replaced: Callable[[re.Match[str]], str]) -> str:
     """The same text with each link that is not in code written anew. A link may go on in the next line."""
     chunks: list[tuple[list[str], bool]] = []

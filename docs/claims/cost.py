@@ -240,7 +240,7 @@ ROWS = (
     Row(
         39,
         "Appending positions would double the width: four times the parameters, and nearly four times the work.",
-        "12 d^2 + 9 d parameters of an encoder layer of inner width 4d, without attention's biases",
+        "12 d^2 + 9 d for an encoder layer of inner width 4d, without attention's biases",
         {
             "parameters of an encoder layer, d = 512 and 1024": equal(3_150_336, 12_592_128),
             "multiplications of an encoder layer over 100 positions, the same": equal(324_812_800, 1_278_771_200),

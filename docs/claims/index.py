@@ -43,11 +43,15 @@ def written(text: str) -> str:
     return before + BEGIN + "\n" + index() + "\n" + end + after
 
 
+def source_of(symbol: Callable[..., Any]) -> str:
+    """The file that defines it, relative to the project's root."""
+    return Path(inspect.getsourcefile(inspect.unwrap(symbol)) or "").resolve().relative_to(ROOT).as_posix()
+
+
 def _file(symbol: Callable[..., Any]) -> str:
-    """Where it is defined, from this folder."""
-    source = Path(inspect.getsourcefile(inspect.unwrap(symbol)) or "").resolve().relative_to(ROOT)
-    here = Path("docs/claims")
-    return source.relative_to(here).as_posix() if source.is_relative_to(here) else f"../../{source.as_posix()}"
+    """The same, relative to this folder."""
+    source = source_of(symbol)
+    return source.removeprefix("docs/claims/") if source.startswith("docs/claims/") else f"../../{source}"
 
 
 def shown() -> dict[int, str]:

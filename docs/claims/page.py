@@ -7,7 +7,7 @@ from html import escape
 
 from mlx_transformer import page as kit
 
-from .formula import as_html
+from .formula import as_html, as_mathml
 from .row import Row, dotted, shown
 
 """By which an earlier page is known."""
@@ -34,7 +34,7 @@ def article(row: Row, found: Values | None, figure: str, reason: str = "") -> st
     return (
         f'<article class="card" id="row-{row.number}">'
         f'<h2><a href="#row-{row.number}">{row.number}</a>{escape(row.claim)}</h2>'
-        f'<p class="formula">{as_html(row.formula)}</p>{numbers}{figure}{notes}'
+        f'<div class="formula">{as_mathml(row.formula)}</div>{numbers}{figure}{notes}'
         f'<p class="soft">Code: {code}. Tests: {tests}.</p></article>'
     )
 

@@ -298,7 +298,7 @@ ROWS = (
     Row(
         3,
         "The variant of tensor2tensor: all sines, then all cosines, of other frequencies. No permutation of row 2.",
-        "PE(pos, j) = sin(pos · 10000^(-j/(d/2-1))), PE(pos, j + d/2) = cos(same)",
+        "PE(pos, j) = sin(pos w_j), PE(pos, j + d/2) = cos(pos w_j), w_j = 10000^(-j/(d/2-1))",
         {
             "second sine of PE(1)": equal(0.82178, within=5e-6),
             "the same in row 2": equal(0.82186, within=5e-6),
@@ -345,7 +345,7 @@ ROWS = (
     Row(
         11,
         "A step of k positions is a rotation of each pair, by the same angle everywhere.",
-        "[cos kw, sin kw; -sin kw, cos kw] · (PE(t, 2j), PE(t, 2j+1)) = (PE(t+k, 2j), PE(t+k, 2j+1))",
+        "[cos(k w), sin(k w); -sin(k w), cos(k w)] · (PE(t, 2j), PE(t, 2j+1)) = (PE(t+k, 2j), PE(t+k, 2j+1))",
         {"largest |R PE(t) - PE(t + offset)|, offsets 1, 5, 64": below(1e-12)},
         rotated,
         (offset_rotation,),
@@ -369,7 +369,7 @@ ROWS = (
     Row(
         13,
         "The table is computed once, used again, and extended without a bit of it changing.",
-        "PE(0..n) is the beginning of PE(0..2n)",
+        "PE(0), ..., PE(n) is the beginning of PE(0), ..., PE(2n)",
         {"numbers that an extension changes": equal(0), "the table is the same object at the next use": equal(1)},
         extended,
         (sinusoid_table,),
@@ -378,7 +378,7 @@ ROWS = (
     Row(
         51,
         "Row 3 is get_timing_signal_1d() of tensor2tensor, number for number.",
-        "log increment = log(10000) / (d/2 - 1); sin(pos · exp(-j · increment)), cos(same)",
+        "i = log(10000) / (d/2 - 1), PE(pos, j) = sin(pos exp(-i j)), PE(pos, j + d/2) = cos(pos exp(-i j))",
         {
             "largest difference from get_timing_signal_1d(), float64, 5000 positions, d = 4, 64, 512, 1024": below(
                 *[2e-12] * 4

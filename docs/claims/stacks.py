@@ -213,7 +213,7 @@ ROWS = (
     Row(
         28,
         "Greedy decoding, a word a step from the start token to the end token, as the teacher-forced pass has it.",
-        "y_t = argmax p(y | y_(<t), x)",
+        "y_t = argmax p(y ∣ y_(<t), x)",
         {
             "largest |logit of a cached step - teacher-forced|": below(2e-5),
             "words that both choose differently, of 18": equal(0),

@@ -2,10 +2,13 @@
 
 import ast
 import base64
+import inspect
 import io
+import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -233,3 +236,24 @@ def test_rows_are_chosen_by_number_and_range() -> None:
     for wrong in ("0", "57", "99", "x", "-3", "2-99", "1.5", "²"):
         with pytest.raises(UserError, match="claims "):
             table.chosen([wrong])
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:5] for word in re.findall("[a-z]{3,}", text.lower())}
+
+
+def test_a_caption_says_what_its_row_is_about() -> None:
+    """It shares more words with its own row than with any other, rare words counting more: exchanged ones are seen."""
+    about = {
+        number: _stems(" ".join([row.claim, row.formula, row.picture.replace("_", " "), *row.numbers,
+                                 inspect.getdoc(row.shown) or ""]))
+        for number, row in ((number, table.ROWS[number]) for number in index.shown())
+    }  # fmt: skip
+    rows_with = Counter(word for words in about.values() for word in words)
+
+    def shared(label: str, number: int) -> float:
+        return sum(math.log(len(about) / rows_with[word]) + 0.1 for word in _stems(label) & about[number])
+
+    for number, label in index.shown().items():
+        best = max(about, key=lambda other: (shared(label, other), other == number))
+        assert best == number, f"the caption of row {number}, {label!r}, says more of row {best}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,10 @@ def test_the_slips_of_the_notes_are_named() -> None:
     listed = re.search(r"\*\*Slips\.\*\*(.*?)\*\*Sources", index)
     assert listed
     assert named.keys() == set(re.findall(r"\((\w+)\.md\)", listed[1]))
+
+
+def test_the_terms_of_the_walk_stand_on_the_pages_they_lead_to() -> None:
+    glossary = tomllib.loads((ROOT / "export/explain/walk/words.toml").read_text(encoding="utf-8"))["glossary"]
+    for term, (_, _, guide) in glossary.items():
+        text = " ".join((ROOT / f"docs/guide/{guide}.md").read_text(encoding="utf-8").lower().split())
+        assert {"√d_k": "square root of d_k"}.get(term, term.lower()) in text, f"{term}: {guide}"
