@@ -102,7 +102,20 @@ def path_lengths() -> Found:
         "recurrent, in steps": recurrent_steps(),
         "dilated convolutions of two": layers_needed(dilated=True),
         "convolutions of two neighbours": layers_needed(dilated=False),
+        **{
+            f"million products over {n} positions of 512: attention, recurrent, convolution of 3": [
+                products / 1e6 for products in layer_products(n)
+            ]
+            for n in (100, 1024)
+        },
     }
+
+
+def layer_products(n: int, d_model: int = 512) -> tuple[int, int, int]:
+    """Of table 1 of the paper, from the arrays: Q K^T and the sum of values; W x and U h; a convolution of three."""
+    attention = 2 * n * d_model * n  # scores (n, n) over d_model each, values (n, d_model) over n each
+    recurrent = sum(matrix.size for matrix in (nn.RNN(d_model, d_model).Wxh, nn.RNN(d_model, d_model).Whh))
+    return attention, n * recurrent, n * nn.Conv1d(d_model, d_model, 3).weight.size
 
 
 @lru_cache
@@ -256,6 +269,12 @@ ROWS = (
             "recurrent, in steps": equal(16),
             "dilated convolutions of two": equal(4),
             "convolutions of two neighbours": equal(15),
+            "million products over 100 positions of 512: attention, recurrent, convolution of 3": equal(
+                10.2, 52.4, 78.6, within=0.05
+            ),
+            "million products over 1024 positions of 512: attention, recurrent, convolution of 3": equal(
+                1074, 537, 805, within=0.5
+            ),
         },
         path_lengths,
         (EncoderLayer, sensitivity),

@@ -50,6 +50,7 @@ LION_KILLS_DEER = [[0.2, 0.8, 0.5], [0.6, 0.1, 0.3], [0.9, 0.4, 0.7]]
 
 def appended() -> Found:
     return {
+        "Lion with its position": append_position(LION_KILLS_DEER)[0].tolist(),
         "last feature of Lion, Kills, Deer": append_position(LION_KILLS_DEER)[:, -1].tolist(),
         "largest feature of 1000 positions": append_position(np.zeros((1000, 3))).max(),
         "of the sinusoids": float(np.abs(added(1000)).max()),
@@ -73,6 +74,7 @@ def one_sine() -> Found:
     collision = single_sine(11) - single_sine(344)
     return {
         "sin 1, sin 2, sin 3": single_sine([1, 2, 3])[:, 0].tolist(),
+        "Lion with its sine": [*LION_KILLS_DEER[0], float(single_sine(1)[0])],
         "|sin 11 - sin 344|": abs(float(collision[0])),
         "sin t · sin (t + 1), t = 1, 2": adjacent(single_sine([1, 2, 3])),
         "the same of a sine and a cosine": adjacent(sine_cosine([1, 2, 3], 1.0)),
@@ -177,6 +179,23 @@ def draw_rejected() -> Any:
     return figure
 
 
+def draw_waves() -> Any:
+    """Lion, Kills and Deer on one sine, on a pair, and on two pairs: the features of each are read above its place."""
+    figure, panels = canvas(3, width=8.6, height=3.0)
+    places, words = np.linspace(0, 7, 141), {"Lion": 1, "Kills": 2, "Deer": 3}
+    kinds = {"one sine": (1.0,), "a pair": (1.0,), "two pairs": (1.0, 0.5)}
+    for axes, (title, frequencies) in zip(panels, kinds.items(), strict=True):
+        curves, marks = (sine_cosine(at, *frequencies) for at in (places, list(words.values())))
+        for i, colour in zip(range(1 if title == "one sine" else curves.shape[1]), SERIES, strict=False):
+            axes.plot(places, curves[:, i], color=colour, linewidth=1.1)
+            axes.plot(list(words.values()), marks[:, i], "o", color=colour, markersize=4)
+        for word, place in words.items():
+            axes.text(place, 1.12, word, ha="center", fontsize=7.5)
+        axes.grid(True, linewidth=0.6)
+        axes.set(title=title, xlabel="position", ylim=(-1.1, 1.3), xticks=range(8))
+    return figure
+
+
 def draw_raw_gradients() -> Any:
     figure, (axes,) = canvas(height=2.8, width=6)
     raw, coded = gradient_by_position()
@@ -196,6 +215,7 @@ ROWS = (
         "Rejected: the position itself as one more feature. It grows without a bound.",
         "[x_pos, pos]",
         {
+            "Lion with its position": equal(0.2, 0.8, 0.5, 1),
             "last feature of Lion, Kills, Deer": equal(1, 2, 3),
             "largest feature of 1000 positions": equal(1000),
             "of the sinusoids": equal(1),
@@ -207,6 +227,8 @@ ROWS = (
         (append_position,),
         ("claims/test_positions.py::test_rejected_appending_the_raw_position",),
         figure=draw_rejected,
+        slip="The notes say that it is discrete and has too little granularity. So are the places themselves; what a "
+        "product with it can't do is to ask for any place between the first and the last.",
     ),
     Row(
         6,
@@ -229,6 +251,7 @@ ROWS = (
         "sin(pos)",
         {
             "sin 1, sin 2, sin 3": equal(0.84, 0.91, 0.14, within=5e-3),
+            "Lion with its sine": equal(0.2, 0.8, 0.5, 0.84, within=5e-3),
             "|sin 11 - sin 344|": equal(1.3e-7, within=5e-9),
             "sin t · sin (t + 1), t = 1, 2": equal(0.765, 0.128, within=5e-4),
             "the same of a sine and a cosine": equal(0.5403, 0.5403, within=5e-5),
@@ -236,7 +259,7 @@ ROWS = (
         one_sine,
         (single_sine,),
         ("claims/test_positions.py::test_rejected_a_single_sine",),
-        figure=draw_rejected,
+        figure=draw_waves,
         slip="The notes say that a sine is continuous because each x has a y, which a step function has too; and "
         "that one sine captures relative positions because it comes back. Neighbours have the product 0.765 at 1, and "
         "0.128 at 2.",
@@ -249,7 +272,7 @@ ROWS = (
         one_pair,
         (sine_cosine,),
         ("claims/test_positions.py::test_rejected_one_sine_cosine_pair",),
-        figure=draw_rejected,
+        figure=draw_waves,
         slip="The notes praise a code for coming back. That is what makes positions 710 apart all but the same.",
     ),
     Row(
@@ -266,7 +289,7 @@ ROWS = (
         two_pairs,
         (sine_cosine, offset_distance),
         ("claims/test_positions.py::test_rejected_a_second_pair_of_half_the_frequency",),
-        figure=draw_rejected,
+        figure=draw_waves,
     ),
     Row(
         38,

@@ -179,8 +179,9 @@ def draw_residuals() -> Any:
     apart.set(title="share of the output that tells positions apart", xlabel="layers")
     curves(gradient, DEPTHS, gradients_by_depth(), (0.52, 0.43), 7.5)
     gradient.set(title="norm of the gradient at the input", xlabel="layers")
-    for axes in (apart, gradient):
+    for axes, limits in ((apart, (5e-8, 3)), (gradient, (1e-5, 1e10))):  # rounding errors don't move the axis
         logarithmic(axes)
+        axes.set_ylim(*limits)
     strips = first_sub_layer()
     heat_map(sums, np.stack(list(strips.values())), signed=True, aspect="auto")
     sums.set(title="the first sub-layer, one position", xlabel="d_model", xticks=[])

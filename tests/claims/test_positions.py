@@ -52,7 +52,7 @@ def test_concatenated_sinusoids_have_other_frequencies() -> None:
     assert claimed(3, "the same in row 2").holds(interleaved[1, 2:3])
     difference = np.abs(np.sort(concatenated[1]) - np.sort(interleaved[1])).max()
     assert claimed(3, "largest difference of the sorted PE(1)").holds([difference])  # so no permutation
-    assert claimed(3, "PE(1) of four features").holds(table(2, 4, "sinusoidal_concat")[1])
+    assert claimed(3, "PE(0), PE(1), PE(2) of four features").holds(table(3, 4, "sinusoidal_concat").flatten())
 
 
 def test_the_label_of_the_halves_names_whose_frequencies_they_are() -> None:
