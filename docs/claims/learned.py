@@ -200,7 +200,7 @@ ROWS = (
     ),
     Row(
         54,
-        "Layers add up to what none of them can do alone: find a key again, and say what stood behind it.",
+        "Layers add up to what none of them can do alone: find a key again, and give the value behind it.",
         "k_1 v_1 ... k_6 v_6 k_i -> v_i",
         {"questions answered, layers: 1": below(0.6), "questions answered, layers: 2": above(0.95)},
         depth,

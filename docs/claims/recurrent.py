@@ -58,7 +58,8 @@ def convolutions(layers: int, dilated: bool, seed: int = 0) -> Network:
 
 
 def sensitivity(network: Network, n: int = WORDS) -> np.ndarray:
-    """(n, n): norm of the gradient of a random projection of output i by input j, a block of the Jacobian."""
+    """(n, n): norm of the gradient of a random projection of output i by input j, a block of the Jacobian (the table of
+    all derivatives)."""
     mx.random.seed(7)
     x, direction = mx.random.normal((1, n, WIDTH)), mx.random.normal((WIDTH,))
     rows = []
@@ -97,7 +98,7 @@ def _last_by_first(network: Network, n: int) -> float:
 def path_lengths() -> Found:
     whole = sensitivity(self_attention())
     return {
-        "blocks of the Jacobian that are zero, one layer of self-attention, 16 positions": int(np.sum(whole == 0)),
+        "outputs that don't depend on an input, one layer of self-attention, 16 positions": int(np.sum(whole == 0)),
         "layers until the last output hears the first input: self-attention": 1 if whole[-1, 0] > 0 else 2,
         "recurrent, in steps": recurrent_steps(),
         "dilated convolutions of two": layers_needed(dilated=True),
@@ -247,7 +248,7 @@ def draw_path_lengths() -> Any:
 ROWS = (
     Row(
         33,
-        "A recurrent net goes step by step and forgets: what reaches the first word falls geometrically.",
+        "A recurrent net goes step by step and forgets: with each step the gradient at the first word falls by a factor.",
         "h_t = tanh(W x_t + U h_(t-1) + b)",
         {
             "gradient over 64 positions / over 4, recurrent": below(1e-12),
@@ -264,7 +265,7 @@ ROWS = (
         "The longest way between two positions: one layer of self-attention, n recurrent steps, log n convolutions.",
         "1; n; log_2 n dilated; n - 1 of neighbours (table 1 of the paper: O(1), O(n), O(log_k n), O(n/k))",
         {
-            "blocks of the Jacobian that are zero, one layer of self-attention, 16 positions": equal(0),
+            "outputs that don't depend on an input, one layer of self-attention, 16 positions": equal(0),
             "layers until the last output hears the first input: self-attention": equal(1),
             "recurrent, in steps": equal(16),
             "dilated convolutions of two": equal(4),
