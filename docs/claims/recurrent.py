@@ -248,7 +248,7 @@ def draw_path_lengths() -> Any:
 ROWS = (
     Row(
         33,
-        "A recurrent net goes step by step and forgets: with each step the gradient at the first word falls by a factor.",
+        "A recurrent net forgets step by step: at each, the gradient of the first word falls by a factor.",
         "h_t = tanh(W x_t + U h_(t-1) + b)",
         {
             "gradient over 64 positions / over 4, recurrent": below(1e-12),
