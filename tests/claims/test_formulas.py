@@ -13,7 +13,7 @@ import pytest
 from claims import cost, feedforward, network, order, pictures, positions, recurrent, rejected, worked
 from claims.formula import as_mathml, read
 from claims.table import ROWS, called
-from evaluated import Values, evaluated, softmax
+from evaluated import IN_WORDS, Values, evaluated, softmax
 from imports import ROOT
 from mlx import nn
 
@@ -302,9 +302,6 @@ VALUES: dict[int, tuple[str, Callable[[], Values]]] = {
     39: ("found", lambda: {"d": 512, "found": cost.layer_size(512)}), 42: ("distance", distances),
 }  # fmt: skip
 """Row -> what its formula is the value of, and values for the names."""
-
-IN_WORDS = {12, 13, 18, 24, 26, 28, 29, 30, 31, 34, 35, 38, 45, 46, 48, 49, 53, 54, 55, 56}
-"""Rows whose formula is a sentence, or a limit or derivative that a value can't show: their numbers are compared."""
 
 
 @pytest.mark.parametrize("number", [*EQUATIONS, *VALUES])

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-NN, CORE, DECODING, CLAIMS = (
+NN, CORE, DECODING, CLAIMS, GUIDE = (
     "mlx_transformer/nn/",
     "mlx_transformer/core/",
     "mlx_transformer/decoding/",
     "docs/claims/",
+    "docs/guide/",
 )
 
 
@@ -33,6 +34,8 @@ SUM = "return x + table[position_ids.index].astype(x.dtype)"
 EMBEDS = 'x = self[name.removesuffix(".weight")](ids)'
 NORMED = 'return mx.fast.layer_norm(x, self.weight, self.get("bias"), self.epsilon)'
 INNER = "inner = self.activation(self.up_proj(x))  # (B, L, F)\n"
+
+SOFTMAX_TERM = 'its share.", "e^s / Σ e^s", "attention"]'
 
 CHANGES: dict[str, Change] = {
     # Embeddings and positions.
@@ -328,5 +331,49 @@ CHANGES: dict[str, Change] = {
         CLAIMS + "cost.py",
         '{"weights of a head, slope 2": weight_bytes(), "activations, slope 1": n * 512 * 4}',
         '{"activations, slope 1": weight_bytes(), "weights of a head, slope 2": n * 512 * 4}',
+    ),
+}
+
+FORMULAS: list[tuple[int, str, str, str]] = [
+    (2, CLAIMS + "positions.py", "sin(pos / 10000^(2i/d)), PE", "sin(pos / 10000^(i/d)), PE"),
+    (2, CLAIMS + "positions.py", "PE(pos, 2i+1) = cos", "PE(pos, 2i+1) = sin"),
+    (3, CLAIMS + "positions.py", "PE(pos, j + d/2) = cos(pos w_j)", "PE(pos, j + d/2) = sin(pos w_j)"),
+    (10, CLAIMS + "positions.py", "Σ_j (2 - 2 cos(k w_j))", "Σ_j (1 - 2 cos(k w_j))"),
+    (11, CLAIMS + "positions.py", "sin(k w); -sin(k w)", "-sin(k w); sin(k w)"),
+    (14, CLAIMS + "worked.py", "x = √d · E_word", "x = d · E_word"),
+    (15, CLAIMS + "attention.py", "softmax(Q K^T / √d_k) V", "softmax(Q K^T / d_k) V"),
+    (17, CLAIMS + "attention.py", "x_i · x_i ≥ x_i · x_j", "x_i · x_j ≥ x_i · x_i"),
+    (19, CLAIMS + "order.py", "Attn(P x) = P Attn(x)", "Attn(P x) = Attn(x)"),
+    (20, CLAIMS + "attention.py", "d_k = d_v = d/h", "d_k = d_v = d h"),
+    (21, CLAIMS + "masks.py", "/ √d_k + M)", "/ √d_k - M)"),
+    (23, CLAIMS + "norms.py", "√(σ^2 + ε)", "√(σ + ε)"),
+    (25, CLAIMS + "feedforward.py", "FFN(x) = max(0, x W_1 + b_1)", "FFN(x) = max(0, x W_1)"),
+    (33, CLAIMS + "recurrent.py", 'U h_(t-1) + b)",', 'U h_t + b)",'),
+    (36, CLAIMS + "trained.py", "a · b / (|a| |b|)", "a · b / |a|"),
+    (37, CLAIMS + "trained.py", "PE W_Q W_K^T PE^T / √d_k", "PE W_K W_Q^T PE^T / √d_k"),
+    (39, CLAIMS + "cost.py", "12 d^2 + 9 d for", "12 d^2 + 8 d for"),
+    (40, CLAIMS + "norms.py", "LN(x) = BN(x^T)^T", "LN(x) = BN(x)"),
+    (42, CLAIMS + "trained.py", "½ Σ_j |w_a", "Σ_j |w_a"),
+    (43, CLAIMS + "worked.py", "E_CAT + P_1 and", "E_CAT + P_5 and"),
+    (50, CLAIMS + "worked.py", "k / √64)", "k / 64)"),
+    (15, GUIDE + "attention.md", "K^T / sqrt(d_k))", "K^T / d_k)"),
+    (28, GUIDE + "decoding.md", "((5 + n) / 6)", "((6 + n) / 5)"),
+    (25, GUIDE + "feedforward.md", "max(0, x W_1 + b_1)", "max(1, x W_1 + b_1)"),
+    (20, GUIDE + "heads.md", "head_h = Attention(x W^Q_h, x W^K_h", "head_h = Attention(x W^K_h, x W^Q_h"),
+    (22, GUIDE + "optimizer.md", "warmup^-1.5)", "warmup^-0.5)"),
+    (2, GUIDE + "positions.md", "10000^(2i/D))        PE", "10000^(i/D))        PE"),
+    (11, GUIDE + "positions.md", "[sin(t w); cos(t w)]", "[cos(t w); sin(t w)]"),
+    (22, GUIDE + "residual.md", "y = LayerNorm(x + Sublayer(x))", "y = LayerNorm(Sublayer(x))"),
+]
+CHANGES |= {f"the formula {old!r} as {new!r}, {file}": Change(row, file, old, new) for row, file, old, new in FORMULAS}
+CHANGES |= {
+    "captions of two orders and of path lengths exchanged": Change(
+        19, GUIDE + "attention.md", "The outputs of three words in two orders", "Layers until the first word is heard"
+    ),
+    "the caption of the six differences over what is normalised together": Change(
+        24, GUIDE + "residual.md", "What layer norm and batch norm take together", "Six differences of both norms"
+    ),
+    "softmax is explained on the page of scores": Change(
+        15, "export/explain/walk/words.toml", SOFTMAX_TERM, SOFTMAX_TERM.replace('"attention"]', '"scores"]')
     ),
 }

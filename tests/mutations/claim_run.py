@@ -12,6 +12,7 @@ from pathlib import Path
 
 from claim_mutations import CHANGES, Change
 from claims.table import ROWS
+from evaluated import IN_WORDS
 from imports import ROOT
 from rich.console import Console
 from rich.table import Table
@@ -31,13 +32,21 @@ class Seen:
 
 
 def named_by(number: int) -> list[str]:
-    """The tests of a row: those that it names, that of its numbers, and that of its figure."""
+    """The tests of a row: those that it names, those of its numbers, its figure and its formula, and those that hold
+    the guide's formulas, captions and terms."""
     row = ROWS[number]
     table = "tests/claims/test_table.py::"
     shown = [f"{table}test_every_figure[{row.picture}]"] if row.shown else []
     numbers = [] if row.trained else [f"{table}test_the_numbers_hold[{number}]"]
     here = [f"{table}test_bytes_and_times_stand_at_their_names"] if number in (29, 31) else []
-    return [*numbers, *shown, *here, *(f"tests/{test}" for test in row.tests)]
+    formulas = "tests/claims/test_formulas.py::test_the_formula"
+    formula = [f"{formulas}_of_a_row_is_what_the_code_computes[{number}]"] if number not in IN_WORDS else []
+    guide = [
+        f"{formulas}s_of_the_guide_are_what_the_code_computes",
+        f"{table}test_a_caption_says_what_its_row_is_about",
+    ]
+    guide += ["tests/docs/test_guide.py::test_the_terms_of_the_walk_stand_on_the_pages_they_lead_to"]
+    return [*numbers, *shown, *here, *formula, *guide, *(f"tests/{test}" for test in row.tests)]
 
 
 def copy_project(folder: Path) -> Path:
