@@ -16,6 +16,8 @@ from .directives import SourceLink
 from .symbols import definition
 
 INDEX = "docs/claims/README.md"
+SHORT = 45
+"""Most letters of a name in the list of pages."""
 ANCHOR = re.compile(r'<a id="row-(\d+)"></a>\d+')
 
 
@@ -29,7 +31,8 @@ def path_of(number: int) -> str:
 
 def named(row: Any) -> str:
     """Short, for the list of pages: `19 Attention is blind to order`."""
-    return f"{row.number} {re.split(r'[:.;,]', row.claim)[0]}"
+    sentence = re.split(r"[.;]", row.claim)[0]
+    return f"{row.number} {sentence if len(sentence) <= SHORT else re.split('[:,]', sentence)[0]}"
 
 
 def with_links(index: str, address: Callable[[str], str]) -> str:
@@ -71,7 +74,7 @@ def _numbers(row: Any) -> str:
 
 
 def _shown(row: Any, root: Path, figure: str | None) -> str:
-    name = row.picture.replace("_", " ").capitalize()
+    name = import_module("claims.index").shown().get(row.number, row.picture.replace("_", " ").capitalize())
     drawn = root / f"docs/pictures/claims/{row.number:02}.svg"
     if row.table is not None:
         return table(row, name)
