@@ -424,10 +424,15 @@ def step_cpu(r: Request) -> Ports:
 
 
 def prompt_cpu(r: Request) -> Ports:
-    """Declare the same without logits."""
+    """Declare the same without logits.
+
+    dropped, of a model with windows: first positions of each text that its windowed layers' buffers no longer have.
+    """
+    windowed = any(layer.window is not None for layer in r.config.layers("decoder"))
     inputs = (
         Port("target_ids", "input_ids", "int64", ("rows", "tokens")),
         Port("target_mask", "attention_mask", "int64", ("rows", "total_length")),
+        *((Port("dropped", "dropped_positions", "int64", ("dropped_rows", 1), default=0),) if windowed else ()),
         *layer_by_layer(cache(r, "past_key_values.{}", "rows", "positions", grouped_shape)),
     )
     return Ports(inputs, tuple(layer_by_layer(cache(r, "present.{}", "rows", "positions", grouped_shape))))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
@@ -116,7 +117,7 @@ class GraphBuilder:
         for port in self.ports.inputs:
             if port.default is not None:  # last: the builder treats an input with a value as a constant
                 value = self.inputs[port.value]
-                value.const_value = ir.tensor(port.default, DTYPES[port.dtype], name=port.name)
+                value.const_value = ir.tensor(np.full([1] * len(port.axes), port.default, port.dtype), name=port.name)
                 self.graph.register_initializer(value)
         return model
 

@@ -26,7 +26,7 @@ from mlx_transformer.system.errors import UserError
 
 from .arrays import Array
 from .greedy import Greedy
-from .steps import Batch, Decoder, Model, PromptDecoder
+from .steps import Batch, Decoder, Model, PromptDecoder, common
 
 CHUNK = 128
 """Most tokens of prompts that are read between two steps. Whole prompts are no faster: a chunk's activations stay in
@@ -138,7 +138,7 @@ class Prefixes:
             kept, decoder = self.kept[number]
             return count, len(kept), decoder
 
-    def keep(self, ids: NDArray[np.int64], part: Callable[[], PromptDecoder]) -> None:
+    def keep(self, ids: NDArray[np.int64], part: Callable[[], PromptDecoder | None]) -> None:
         """Keep the cache of these ids, unless one that begins with them is there. part: makes a copy of it."""
         if not FEWEST <= len(ids) <= self.most:
             return
@@ -147,7 +147,8 @@ class Prefixes:
                 if common(ids, kept) == len(ids):
                     self.kept.move_to_end(number)
                     return
-        own = part()
+        if (own := part()) is None:
+            return
         with self.lock:
             for number in [n for n, (kept, _) in self.kept.items() if common(ids, kept) == len(kept)]:
                 del self.kept[number]
@@ -277,11 +278,13 @@ class Running:
         running += [(other, other.decoder, 0) for other in self.reading if other.decoder is not None]
         found = [(common(ids, other.cached), other.length, decoder, i) for other, decoder, i in running]
         found += [(*kept, 0)] if self.prefixes and (kept := self.prefixes.longest(ids)) else []
-        count, length, decoder, row = max(found, key=lambda each: each[0], default=(0, 0, None, 0))
-        if self.whole_chunks:
-            count -= count % self.chunk
-        if decoder is not None and count >= FEWEST:
-            output.decoder, output.read = cast(PromptDecoder, decoder).part(row, count, length), count
+        for count, length, decoder, row in sorted(found, key=lambda each: -each[0]):
+            count -= count % self.chunk if self.whole_chunks else 0
+            if count < FEWEST:
+                return
+            if (part := cast(PromptDecoder, decoder).part(row, count, length)) is not None:
+                output.decoder, output.read = part, count
+                return
 
     # Steps.
     def _step(self, rows: Rows) -> None:
@@ -356,17 +359,6 @@ class Running:
         except Exception as error:  # raised where the row is read
             for output in outputs:
                 output.fail(error)
-
-
-def common(a: NDArray, b: NDArray) -> int:
-    """How many first ids are the same.
-
-    >>> common(np.array([5, 6, 7]), np.array([5, 6, 8, 9]))
-    2
-    """
-    length = min(len(a), len(b))
-    differ = np.flatnonzero(a[:length] != b[:length])
-    return int(differ[0]) if differ.size else length
 
 
 def position_bytes(config: TransformerConfig) -> int:

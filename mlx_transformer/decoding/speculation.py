@@ -23,7 +23,7 @@ from mlx_transformer.system.errors import UserError
 
 from .arrays import Array, Arrays
 from .options import Options
-from .steps import BANNED, Batch, Decoder, Model, PromptDecoder, Rewinding, banned_ids
+from .steps import BANNED, Batch, Decoder, Model, PromptDecoder, Rewinding, banned_ids, common
 
 Guess = Callable[[list[int], int], list[int]]
 """Up to so many tokens that may follow a text."""
@@ -75,7 +75,7 @@ class Draft:
             decoder, logits = self.model.start(Sources(config, {SOURCE_IDS.name: [np.array(text)]}))
             self.decoder = cast(Rewinding, decoder)
         else:
-            same = next((i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b), len(self.read))
+            same = common(self.read, text)
             if same < len(self.read):
                 self.decoder.take_back(len(self.read) - same)
             logits = self.decoder.read_each(self._row(text[same:]))[:, -1]

@@ -76,8 +76,9 @@ class PromptDecoder(Decoder, Protocol):
         """Append the rows of another decoder of this model, whose texts may be of other lengths."""
         ...
 
-    def part(self, row: int, length: int, of: int) -> Self:
-        """Copy the cache of the first `length` of a row's `of` tokens, as a decoder of its own."""
+    def part(self, row: int, length: int, of: int) -> Self | None:
+        """Copy the cache of the first `length` of a row's `of` tokens, as a decoder of its own; None if it no longer
+        has all that is read behind them."""
         ...
 
     def shrink(self, lengths: Sequence[int]) -> None:
@@ -281,6 +282,17 @@ def joins(config: TransformerConfig) -> bool:
     """Whether a decoder's rows of different lengths may be padded on the left to join: not where padding takes
     positions, or a text's length changes all of them."""
     return not (config.has_encoder or config.positions in RELATIVE or borders(config))
+
+
+def common(a: Any, b: Any) -> int:
+    """How many first ids of two texts are the same.
+
+    >>> common([5, 6, 7], np.array([5, 6, 8, 9]))
+    2
+    """
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:length]) != np.asarray(b[:length]))
+    return int(differ[0]) if differ.size else length
 
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:

@@ -9,6 +9,8 @@ keys aren't repeated. Operators around it do the rest, as in `network.py`:
     rotary positions of part of a head (unless in whole  turned before the operator
       registers), of padded heads, or under a norm
 
+The buffers of layers with windows may be short: position p of a text is at p - dropped_positions there.
+
 The operator knows no relative positions. The frequencies of longrope depend on a text's length. `lacks` names such
 models; they get the portable graph.
 
@@ -58,17 +60,20 @@ def turns_inside(layer: TransformerConfig) -> bool:
 class Buffers(LayerCache):
     """A layer's keys and values (R, K, L, d), written by the operator."""
 
-    def __init__(self, keys: ir.Value, values: ir.Value, last: ir.Value, total: ir.Value, ids: ir.Value):
-        """last (R,) int32: position of each text's last new token. total () int32: T. ids (R, S)."""
-        super().__init__(keys, values)
-        self.last, self.total, self.ids = last, total, ids
+    def __init__(self, pair: KeyValues, last: ir.Value, total: ir.Value, ids: ir.Value, positions: ir.Value | None):
+        """last (R,) int32: place of each text's last new token in the buffers. total () int32: the largest + 1.
+
+        ids (R, S). positions (R, S): of the new tokens, if their places are others.
+        """
+        super().__init__(*pair)
+        self.last, self.total, self.ids, self.positions = last, total, ids, positions
 
     def attend(self, op: Op, q: ir.Value, k: ir.Value, v: ir.Value, tables: Rotation, **settings: Any) -> ir.Value:
         """Attend from rows (N, H, d) to their text's past and themselves -> (R, S, H*d)."""
         by_text = op.Concat(op.Shape(self.ids), [-1], axis=0)
         y, self.keys, self.values = op.GroupQueryAttention(
             *(op.Reshape(x, by_text) for x in (q, k, v)),
-            *(self.keys, self.values, self.last, self.total, *(tables or ())),
+            *(self.keys, self.values, self.last, self.total, *((*tables, self.positions) if tables else ())),
             do_rotary=int(tables is not None),
             _outputs=3,
             _domain=DOMAIN,
@@ -82,15 +87,34 @@ class TextsCache(Cache):
 
     layers: Sequence[Buffers]
 
-    def __init__(self, op: Op, buffers: Sequence[KeyValues], ids: ir.Value, mask: ir.Value):
-        """ids (R, S). mask (R, T): 1 on a text's positions, its new tokens among them, then 0."""
+    def __init__(
+        self,
+        op: Op,
+        buffers: Sequence[KeyValues],
+        ids: ir.Value,
+        mask: ir.Value,
+        windows: Sequence[int | None],
+        dropped: ir.Value | None,
+    ):
+        """ids (R, S). mask (R, T): 1 on a text's positions, its new tokens among them, then 0. windows: of each layer.
+
+        dropped (R or 1, 1): first positions that the buffers of layers with windows lack.
+        """
         self.cross, self.cross_mask = None, None
         total, last = size(op, mask, 1), last_of(op, mask)
         after = op.Range(op.Sub(total, size(op, ids, 1)), total, 1)  # (S,)
-        self.index = op.Reshape(op.Min(last, after), [-1])
+        positions = op.Min(last, after)  # (R, S)
+        self.index = op.Reshape(positions, [-1])
         """The position of each row (N,)."""
-        last, total = (op.Cast(x, to=ir.DataType.INT32) for x in (op.Squeeze(last, [1]), total))
-        self.layers = [Buffers(*pair, last, total, ids) for pair in buffers]
+        whole = _int32(op, op.Squeeze(last, [1])), _int32(op, total), ids, None
+        within = whole
+        if dropped is not None:
+            place = op.Sub(last, dropped)
+            longest = op.Add(op.ReduceMax(place, keepdims=0), 1)
+            within = _int32(op, op.Squeeze(place, [1])), _int32(op, longest), ids, positions
+        self.layers = [
+            Buffers(pair, *(whole if w is None else within)) for w, pair in zip(windows, buffers, strict=True)
+        ]
 
     def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
         return PositionIds(self.index, distances(op, self.index, self.index))
@@ -98,6 +122,10 @@ class TextsCache(Cache):
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
         """None: the operator knows each text's positions and its window."""
         return None
+
+
+def _int32(op: Op, x: ir.Value) -> ir.Value:
+    return op.Cast(x, to=ir.DataType.INT32)
 
 
 def last_of(op: Op, mask: ir.Value) -> ir.Value:

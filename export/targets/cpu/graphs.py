@@ -278,7 +278,7 @@ def step_cpu(request: Request) -> GraphBuilder:
     """
     input_ids (R, S) --> embedding ---------> Decoder --> classifier --> logits (R*K, 1, V)
     attention_mask (R, T) --> position --^  ^      \\--> present.N.{key,value}: the same buffers
-    past_key_values.N.{key,value} (R, H, L, d)
+    past_key_values.N.{key,value} (R, H, L, d), dropped_positions (R, 1): see decoder.py
 
     R texts of any lengths and one new token of each, or one text and S new tokens, or R first prompts, padded on the
     right. logits_to_keep (): K, 1 if it is left out.
@@ -300,7 +300,8 @@ def prompt_cpu(request: Request) -> GraphBuilder:
 def _read(g: CpuGraphBuilder, request: Request, places: ir.Value | None) -> tuple[ir.Value, list[KeyValues]]:
     """Logits (W, V) of the tokens at these places, none if None, and every layer's keys and values."""
     ids = g.inputs["target_ids"]
-    cache = TextsCache(g.op, g.pairs("cache"), ids, g.inputs["target_mask"])
+    windows = [layer.window for layer in request.config.layers("decoder")]
+    cache = TextsCache(g.op, g.pairs("cache"), ids, g.inputs["target_mask"], windows, g.inputs.get("dropped"))
     logits = TextsTransformer(request.config, places).step(g.op, g.op.Reshape(ids, [-1]), cache, tap=g.tap)
     return logits, [layer.contents() for layer in cache.layers]
 

@@ -13,11 +13,12 @@
 first positions (or `cut` the text itself) and `read` on from there.
 
 Each text's keys and values are a row of buffers (rows, K, L, d), bound to the graph as input and output. The graph
-writes new positions in place, and nothing is copied between steps. The buffers grow by doubling.
+writes new positions in place, and nothing is copied between steps. The buffers grow by doubling. Those of layers with
+windows hold the last positions only: the longest window, and at most two chunks more.
 
 A prompt is read by itself, `CHUNK` tokens at a time, so its keys and values don't depend on its neighbours.
 
-Shapes: R texts, S new tokens of a text, K key-value heads, L positions of the buffers, d one head, V vocabulary.
+Shapes: R texts, S new tokens of a text, K key-value heads, L places of the buffers, d one head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from export.interface import GRAPHS, PROMPT_CPU, STEP_CPU, Request, grouped_shap
 from export.targets.portable.runtime import CausalGraphs
 from export.targets.session import Session
 from mlx_transformer.core.inputs import Sources
-from mlx_transformer.decoding.steps import Rewinding
+from mlx_transformer.decoding.steps import Rewinding, common
 
 from .runtime import MoveUp, run_options
 from .step_graph import Buffer, BufferPool, StepGraph
@@ -55,8 +56,15 @@ class Texts:
         """The tokens read so far of each text."""
         self.lengths = np.zeros(0, np.int32)
         """Their numbers (R,)."""
+        self.dropped = np.zeros(0, np.int64)
+        """How many of each text's first positions the buffers of layers with windows no longer hold (R,)."""
         self.buffers: list[Buffer] = []
         """Keys and values of each layer (rows, K, L, d): at least R rows, and room for the longest text."""
+        self.room = 0
+        """Positions for which the buffers have room."""
+        layers = step.config.layers("decoder")
+        self.windowed = [layer.window is not None for layer in layers for _ in range(2)]
+        self.window = max((layer.window or 0 for layer in layers), default=0)
         self._binding: Any = None
 
     def __len__(self) -> int:
@@ -67,9 +75,9 @@ class Texts:
         return int(self.lengths.max(initial=0))
 
     @property
-    def room(self) -> int:
-        """Positions that the buffers have room for."""
-        return self.buffers[0].shape[2] if self.buffers else 0
+    def kept(self) -> int:
+        """Positions that layers with windows keep behind a text, so that it can be cut by a chunk."""
+        return self.window - 1 + CHUNK
 
     def step(self, ids: Any) -> NDArray[np.float32]:
         """Read the next token (R,) of each text; returns the logits (R, V), which the next `step` overwrites."""
@@ -86,7 +94,7 @@ class Texts:
         """Begin a text behind the others by reading these tokens; returns its row."""
         self.make_room(len(self) + 1, self.longest)
         self.ids.append([])
-        self._set_lengths([*self.lengths, 0])
+        self._set_lengths([*self.lengths, 0], [*self.dropped, 0])
         self.read(ids, len(self) - 1)
         return len(self) - 1
 
@@ -109,12 +117,12 @@ class Texts:
         first, count = len(self), len(other)
         if first:
             self.make_room(first + count, other.longest)
-            for x, y in zip(self.buffers, other.buffers, strict=True):
-                x[first : first + count, :, : other.longest] = y[:count, :, : other.longest]
+            for x, y, used in zip(self.buffers, other.buffers, other._used(), strict=True):
+                x[first : first + count, :, :used] = y[:count, :, :used]
         else:
-            self.buffers = other.buffers
+            self.buffers, self.room = other.buffers, other.room
         self.ids += other.ids
-        self._set_lengths([*self.lengths, *other.lengths])
+        self._set_lengths([*self.lengths, *other.lengths], [*self.dropped, *other.dropped])
         other.clear()
         return first
 
@@ -122,60 +130,84 @@ class Texts:
         """End a text; the last text takes its row."""
         last = len(self) - 1
         if row != last:
-            for x in self.buffers:
-                x[row, :, : self.lengths[last]] = x[last, :, : self.lengths[last]]
-        self.ids[row] = self.ids[last]
-        self.lengths[row] = self.lengths[last]
+            for x, used in zip(self.buffers, self._used([last]), strict=True):
+                x[row, :, :used] = x[last, :, :used]
+        for each in (self.ids, self.lengths, self.dropped):
+            each[row] = each[last]
         self.ids.pop()
-        self._set_lengths(self.lengths[:last])
+        self._set_lengths(self.lengths[:last], self.dropped[:last])
+
+    def has(self, row: int, length: int) -> bool:
+        """Whether a text can go on behind its first `length` positions: whether their last window is still held."""
+        return not self.dropped[row] or bool(self.dropped[row] <= length - (self.window - 1))
 
     def take(self, row: int, length: int) -> Texts:
-        """A copy of the first `length` positions of a text."""
+        """A copy of the first `length` positions of a text, which it must `has`."""
         copy = Texts(self.graph, self.prompt)
-        copy.make_room(1, length)
-        for x, y in zip(copy.buffers, self.buffers, strict=True):
-            x[0, :, :length] = y[row, :, :length]
         copy.ids = [self.ids[row][:length]]
-        copy._set_lengths([length])
+        copy._set_lengths([length], self.dropped[[row]])
+        copy.make_room(1, length)
+        for x, y, used in zip(copy.buffers, self.buffers, copy._used(), strict=True):
+            x[0, :, :used] = y[row, :, :used]
         return copy
 
     def cut(self, row: int, length: int) -> None:
-        """Forget the positions of a text from `length` on."""
+        """Forget the positions of a text from `length` on, and all others too unless it `has` them."""
+        if not self.has(row, length):
+            length = self.dropped[row] = 0
         del self.ids[row][length:]
         self.lengths[row] = length
 
     def clear(self) -> None:
         """End all texts and free the buffers."""
-        self.ids, self.buffers = [], []
-        self._set_lengths([])
+        self.ids, self.buffers, self.room = [], [], 0
+        self._set_lengths([], [])
 
     def select(self, rows: NDArray, first: int = 0) -> None:
         """Continue row i from the old row rows[i]. first: positions before it are the same in both."""
         self.make_room(max(len(rows), len(self)), self.longest)
-        move = MoveUp(rows)
-        for x in self.buffers:
-            move(x[: max(len(rows), len(self)), :, first : self.longest])
+        move, dropped = MoveUp(rows), int(self.dropped.max(initial=0))
+        for x, windowed, used in zip(self.buffers, self.windowed, self._used(), strict=True):
+            move(x[: max(len(rows), len(self)), :, max(first - windowed * dropped, 0) : used])
         self.ids = [list(self.ids[row]) for row in rows]
-        self._set_lengths(self.lengths[rows])
+        self._set_lengths(self.lengths[rows], self.dropped[rows])
 
     def make_room(self, rows: int, positions: int) -> None:
-        """Make the buffers large enough for so many texts and positions; what they hold stays."""
-        had, room = (len(self.buffers[0]) if self.buffers else 0), self.room
-        if rows <= had and positions <= room and self.buffers:
+        """Make the buffers large enough for so many texts and positions; their contents stay."""
+        had = len(self.buffers[0]) if self.buffers else 0
+        if rows <= had and positions <= self.room and self.buffers:
             return
         rows = max(rows, min(2 * had, 2 * rows)) if rows > had else had
-        if positions > room or not room:
+        if positions > self.room or not self.room:
             most = max(positions, self.graph.config.max_positions)
-            room = min(max(ROOM, 2 * positions), most)
+            self.room = min(max(ROOM, 2 * positions), most)
         shapes = [grouped_shape(layer) for layer in self.graph.config.layers("decoder") for _ in range(2)]
-        buffers = [np.empty((rows, shape.heads, room, shape.key_width), np.float32) for shape in shapes]
-        for new, old in zip(buffers, self.buffers, strict=False):
-            new[: len(self), :, : self.longest] = old[: len(self), :, : self.longest]
+        rooms = [min(self.room, self.kept + CHUNK) if windowed else self.room for windowed in self.windowed]
+        buffers = [
+            np.empty((rows, shape.heads, room, shape.key_width), np.float32)
+            for shape, room in zip(shapes, rooms, strict=True)
+        ]
+        for new, old, used in zip(buffers, self.buffers, self._used(), strict=False):
+            new[: len(self), :, :used] = old[: len(self), :, :used]
         self.buffers, self._binding = buffers, None
 
-    def _set_lengths(self, lengths: Any) -> None:
+    def _used(self, rows: Any = slice(None)) -> list[int]:
+        """Places of each buffer that these texts use."""
+        lengths, held = self.lengths[rows], self.lengths[rows] - self.dropped[rows]
+        return [int((held if windowed else lengths).max(initial=0)) for windowed in self.windowed]
+
+    def _drop(self, rows: range, new: int) -> None:
+        """Move the last positions of layers with windows to the front where there is no place for new ones."""
+        for row in rows if self.window else ():
+            held = int(self.lengths[row] - self.dropped[row])
+            if held + new > self.kept + CHUNK:
+                for x in (x for x, windowed in zip(self.buffers, self.windowed, strict=True) if windowed):
+                    x[row, :, : self.kept] = x[row, :, held - self.kept : held]
+                self.dropped[row] += held - self.kept
+
+    def _set_lengths(self, lengths: Any, dropped: Any) -> None:
         """Set the lengths of the texts after their number or rows changed."""
-        self.lengths, self._binding = np.array(lengths, np.int32), None
+        self.lengths, self.dropped, self._binding = np.array(lengths, np.int32), np.array(dropped, np.int64), None
 
     def _read(self, graph: StepGraph, ids: Sequence[int], row: int, logits: NDArray | None = None) -> None:
         """Run a graph over new tokens (S,) of a text. logits (S, 1, V): is filled with those behind each token."""
@@ -186,16 +218,19 @@ class Texts:
 
     def _run(self, graph: StepGraph, binding: Any, rows: slice, tokens: NDArray[np.int64]) -> None:
         """Run a graph over new tokens (rows, S) of these texts."""
-        lengths = self.lengths[rows] + tokens.shape[1]
+        self._drop(range(len(self))[rows], tokens.shape[1])
+        lengths, dropped = self.lengths[rows] + tokens.shape[1], self.dropped[rows, None].copy()
         mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
         binding.bind_cpu_input(graph.inputs["target_mask"], mask)
+        if self.window:
+            binding.bind_ortvalue_input(graph.inputs["dropped"], ort.OrtValue.ortvalue_from_numpy(dropped))
         graph.session.run_with_iobinding(binding, graph.options)
         self.lengths[rows] = lengths
         for text, new in zip(self.ids[rows], tokens.tolist(), strict=True):
             text += new
 
     def _bound(self, graph: StepGraph, rows: slice, ids: NDArray, logits: NDArray | None) -> Any:
-        """A binding of the graph to these rows of the buffers; the mask is still to be bound."""
+        """A binding of the graph to these rows of the buffers; `_run` binds what tells their lengths."""
         binding = graph.session.io_binding()
         binding.bind_cpu_input(graph.inputs["target_ids"], ids)
         if logits is not None:
@@ -244,8 +279,8 @@ class TextsDecoder(Rewinding):
     def join(self, other: TextsDecoder) -> None:
         self.texts.join(other.texts)
 
-    def part(self, row: int, length: int, of: int) -> TextsDecoder:
-        return TextsDecoder(self.texts.take(row, length))
+    def part(self, row: int, length: int, of: int) -> TextsDecoder | None:
+        return TextsDecoder(self.texts.take(row, length)) if self.texts.has(row, length) else None
 
     def shrink(self, lengths: Sequence[int]) -> None:
         """Nothing is padded."""
@@ -325,8 +360,8 @@ class DecoderGraphs(CausalGraphs):
         except IndexError:
             texts, most = self.texts(), 0
             texts.add()
-        common = same_tokens(texts.ids[0][:most], prompt[:-1])
-        texts.cut(0, common if self.exact else common - common % CHUNK)
+        same = common(texts.ids[0][:most], prompt[:-1])
+        texts.cut(0, same if self.exact else same - same % CHUNK)
         texts.read(prompt[len(texts.ids[0]) : -1])
         return texts
 
@@ -334,8 +369,3 @@ class DecoderGraphs(CausalGraphs):
         """Keep a text for the next search, and how much of it may be continued: see `exact`."""
         if len(texts) == 1:
             self._kept.append((texts, len(texts.ids[0]) if self.exact else prompt - prompt % CHUNK))
-
-
-def same_tokens(x: Sequence[int], y: Sequence[int]) -> int:
-    """How many first tokens two texts share."""
-    return next((i for i, pair in enumerate(zip(x, y, strict=False)) if pair[0] != pair[1]), min(len(x), len(y)))

@@ -121,6 +121,57 @@ def test_texts_join_leave_and_are_cut(model: OnnxTransformer, monkeypatch: pytes
     assert (len(running), running.longest) == (0, 0)
 
 
+def test_layers_with_windows_hold_no_more_than_their_window(
+    model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window is 5: their buffers have 4 + 2 chunks of 3 places, however long a text is; logits stay the same."""
+    graphs, length = model.graphs, model.config.max_positions
+    tokens = [[3 + (7 + 2 * row) * i % 80 for i in range(length)] for row in range(3)]
+    whole = [logits_of(graphs, each) for each in tokens]
+    monkeypatch.setattr(runtime, "CHUNK", 3)
+    running, begun = graphs.texts(), [20, 2, 11]
+    for row, count in enumerate(begun):
+        text = graphs.texts()
+        text.add(tokens[row][:count])
+        running.join(text)
+
+    def step(rows: list[int]) -> None:
+        at = running.lengths.tolist()
+        steps = running.step([tokens[row][i] for row, i in zip(rows, at, strict=True)])
+        for row, i, logits in zip(rows, at, steps, strict=True):
+            np.testing.assert_allclose(logits, whole[row][i], rtol=1e-4, atol=1e-5)
+
+    for _ in range(9):
+        step([0, 1, 2])
+    assert {x.shape[2] for x in running.buffers[:2]} == {10}
+    assert running.buffers[2].shape[2] >= running.longest
+    running.cut(0, 28)
+    assert running.has(0, 26)
+    assert not running.has(0, 20)
+    running.select(np.array([0, 0, 2]))
+    for _ in range(4):
+        step([0, 0, 2])
+    part = running.take(2, 22)
+    running.leave(0)
+    step([2, 0])
+    assert running.join(part) == 2
+    step([2, 0, 2])
+    running.cut(1, 3)
+    assert (running.lengths[1], running.ids[1]) == (0, [])
+    running.read(tokens[1][:15], 1)
+    for _ in range(3):
+        step([2, 1, 2])
+    beams, begin, written = graphs.texts(), tokens[0][:25], [[5, 6, 7, 8, 9, 10], [9, 4, 3, 8, 8, 6]]
+    beams.add(begin)
+    beams.select(np.array([0, 0]))
+    for at in range(5):
+        beams.step([row[at] for row in written])
+    beams.select(np.array([1, 1]), len(begin))
+    expected = logits_of(graphs, [*begin, *written[1]])[-1]
+    for logits in beams.step(written[1][5:] * 2):
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_every_cut_of_a_prompt(model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [3 + 7 * i % 80 for i in range(30)]
     whole = logits_of(model.graphs, tokens)
