@@ -27,7 +27,7 @@ import onnx_ir as ir
 import tokenizers
 from tokenizers import normalizers
 
-from export.nn.primitives import Op, table
+from export.nn.primitives import Op, scope, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -364,18 +364,14 @@ def parts_of(op: Op, text: ir.Value, name: str, tokens: Sequence[AddedToken], py
         return Parts(text, op.Expand(-1, op.Shape(text)), first)
     text, first = split(op, text, name, one_of(token.content for token in tokens))
     text = op.Concat(text, strings(op, "text.one", ["."]), axis=0)
-    by_id = {token.id: token for token in tokens}
-    parts = Parts(text, value_of(op, text, {token.content: token.id for token in tokens}, -1), first)
+    by_id, ids = {token.id: token for token in tokens}, {token.content: token.id for token in tokens}
+    parts = Parts(text, value_of(op, text, ids, -1), first)
+    if python:
+        return _as_in_python(op, name, parts, by_id)
     if any(token.single_word for token in tokens):
-        if python:
-            raise UserError(
-                "tokenizer.json: its added tokens that are one as a word by itself only depend on one another, which no"
-                " operator follows; export without text: that file holds the tokenizer too, and SearchModel takes text"
-            )
         parts = _words_alone(op, name, parts, by_id)
-    white = PYTHONS_WHITE if python else WHITE
     begins, is_text, text = parts.begins(op), op.Less(parts.ids, 0), parts.text
-    for flag, pattern in {"lstrip": f"[{white}]+$", "rstrip": f"^[{white}]+"}.items():
+    for flag, pattern in {"lstrip": f"[{WHITE}]+$", "rstrip": f"^[{WHITE}]+"}.items():
         if not any(getattr(token, flag) for token in tokens):
             continue
         takes = _flagged(op, parts.ids, by_id, flag)
@@ -394,17 +390,73 @@ def _words_alone(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) 
     ids = op.Where(dropped, -1, parts.ids)
     is_text = op.Less(ids, 0)
     opens = op.Or(op.Not(is_text), op.Or(begins, op.Not(_before(op, is_text, begins))))
-    last = op.Sub(op.Size(ids), 1)
-    opens = op.Or(opens, op.Equal(op.Range(0, op.Size(ids), 1), last))  # what is of no line
+    joined = _joined(op, parts, opens)
+    return Parts(joined.text, op.Gather(ids, joined.ids), joined.first)
+
+
+def _joined(op: Op, parts: Parts, opens: ir.Value) -> Parts:
+    """Parts joined with those before them, but where one opens; its `ids` are their first ones' places."""
+    places = op.Range(0, op.Size(opens), 1)
+    opens = op.Or(opens, op.Equal(places, op.Sub(op.Size(opens), 1)))  # what is of no line
     index = op.Sub(op.CumSum(integer(op, opens), 0), 1)  # (W+1,): which of those that stay
     start = op.Squeeze(op.NonZero(opens), [0])  # (S,)
-    length = op.Sub(op.Concat(op.Slice(start, [1], [END], [0]), op.Reshape(op.Size(ids), [1]), axis=0), start)
+    length = op.Sub(op.Concat(op.Slice(start, [1], [END], [0]), op.Reshape(op.Size(opens), [1]), axis=0), start)
     column = op.Range(0, op.ReduceMax(length, keepdims=0), 1)
     place = op.Add(op.Unsqueeze(start, [1]), column)
     place = op.Where(op.Less(column, op.Unsqueeze(length, [1])), place, -1)
     letters = op.Gather(op.Concat(parts.text, strings(op, "text.nothing", [""]), axis=0), place)
     joined = custom(op, "StringJoin", letters, strings(op, "text.nothing", [""]), [1], kinds="S")
-    return Parts(joined, op.Gather(ids, start), op.Gather(index, parts.first))
+    return Parts(joined, start, op.Gather(index, parts.first))
+
+
+STAYS, STRIPS, EMPTY, LEFT, LEFT_STRIPS, RIGHT = range(6)
+"""What becomes of a part in a tokenizer written in Python: it stays; it stays and takes the white space behind it; it
+is all taken; it joins the part before it, also with the white space behind it; it joins the part behind it."""
+
+
+def _as_in_python(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
+    """As `PythonSplitter`: from left to right, so that each part depends on the one before it."""
+    begins, text = parts.begins(op), parts.text
+    single, lstrip, rstrip = (_flagged(op, parts.ids, by_id, flag) for flag in ("single_word", "lstrip", "rstrip"))
+    is_text, nothing = op.Less(parts.ids, 0), custom_match(op, text, f"[{PYTHONS_WHITE}]*")
+    shortened = op.Or(is_text, custom_match(op, text, f"(?s)[{PYTHONS_WHITE}].*"))  # by a strip before it
+    behind = op.And(single, _before(op, custom_match(op, text, "(?s).*[^ ]"), begins))
+    ahead = op.And(single, _behind(op, custom_match(op, text, "(?s)[^ ].*"), begins))
+    alone = op.Where(ahead, RIGHT, op.Where(rstrip, STRIPS, STAYS))
+    beside = op.Where(behind, op.Where(rstrip, LEFT_STRIPS, LEFT), alone)
+    rest, none = op.Where(nothing, EMPTY, STAYS), op.Mul(alone, 0)
+    rows = {STAYS: beside, STRIPS: op.Where(shortened, rest, beside), EMPTY: alone, LEFT: alone}
+    rows |= {LEFT_STRIPS: op.Where(shortened, rest, alone), RIGHT: none}
+    state = _followed(op, name, [op.Where(begins, alone, rows[before]) for before in range(len(rows))])
+    before = op.Where(begins, STAYS, op.Concat([STAYS], op.Slice(state, [0], [-1], [0]), axis=0))
+    stripped = op.Or(op.Equal(before, STRIPS), op.Equal(before, LEFT_STRIPS))
+    inside = op.Equal(before, RIGHT)
+    joins = op.Or(op.Equal(state, LEFT), op.Equal(state, LEFT_STRIPS))
+    strips = op.And(lstrip, op.Not(op.Or(inside, op.And(stripped, shortened))))
+    strips = op.And(_behind(op, strips, begins), op.Not(joins))
+    text = op.Where(stripped, replaced(op, text, f"{name}.rstrip", f"^[{PYTHONS_WHITE}]+", ""), text)
+    text = op.Where(strips, replaced(op, text, f"{name}.lstrip", f"[{PYTHONS_WHITE}]+$", ""), text)
+    found = _joined(op, Parts(text, parts.ids, parts.first), op.Not(op.Or(joins, inside)))
+    ids = value_of(op, found.text, {token.content: id for id, token in by_id.items()}, -1)
+    return Parts(found.text, ids, found.first)
+
+
+def _followed(op: Op, name: str, rows: Sequence[ir.Value]) -> ir.Value:
+    """What becomes of each part (W+1,). rows: of what, by what becomes of the part before it."""
+
+    def body(op: Op, before: ir.Value, row: ir.Value) -> list[ir.Value]:
+        with scope(op, "added", "Added"):
+            now = op.Gather(row, before)
+            return [now, op.Identity(now)]
+
+    def value(key: str, shape: tuple[int, ...] = ()) -> ir.Value:
+        return ir.Value(name=f"{name}.{key}", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(shape))
+
+    graph = op.builder.subgraph(
+        body, [value("before"), value("row", (len(rows),))], [value("now"), value("each")], name=name
+    )
+    steps = op.Concat(*(op.Unsqueeze(row, [1]) for row in rows), axis=1)
+    return op.Scan(op.Squeeze([STAYS], [0]), steps, body=graph, num_scan_inputs=1, _outputs=2)[1]
 
 
 def custom_match(op: Op, text: ir.Value, pattern: str) -> ir.Value:
