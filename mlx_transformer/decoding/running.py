@@ -1,9 +1,9 @@
-"""Outputs that are written side by side, whose rows join and leave a running batch between two steps.
+"""Continuous batching: rows join and leave a running batch between two steps.
 
     prompts -> read in chunks, in turn -> rows of a batch -> a step of all rows -> the next token of each
 
-Each row has its own strategy, options and random draws, so its tokens are those that it has alone. `Prefixes` keeps the
-caches of rows that have ended: a prompt that begins as one of them computes its other tokens only.
+Each row has its own strategy, options and random draws, so neighbours don't change its tokens. `Prefixes` keeps the
+caches of ended rows. A prompt that begins like a kept text computes only the rest.
 
 Shapes: R rows, L tokens of a prompt, V vocabulary.
 """
@@ -29,17 +29,20 @@ from .greedy import Greedy
 from .steps import Batch, Decoder, Model, PromptDecoder, common
 
 CHUNK = 128
-"""Most tokens of prompts that are read between two steps. Whole prompts are no faster: a chunk's activations stay in
-the processor's cache."""
+"""Most prompt tokens read between two steps. Whole prompts are no faster: a chunk's activations stay in the processor's
+cache."""
 SLACK = 256
-"""Padded positions a row may have however short it is; beyond, at most half of a batch's positions are padding."""
+"""Padded positions that a row may always have; beyond these, at most half of a batch's positions are padding."""
 FEWEST = 16
-"""Tokens that a prompt must share with a kept cache: fewer are computed as fast as their cache is copied."""
+"""Least tokens shared with a kept cache: fewer are computed as fast as their cache is copied."""
 
 
 class NewToken(NamedTuple):
-    """A token that was decided. log_p: the model's own log-probability of it, whatever rules and temperature chose it;
-    likeliest: [(id, log p)] of the likeliest tokens there, the likeliest first. cut: the limit ends the output here."""
+    """A chosen token. log_p: its log-probability by the model, before rules and temperature. cut: the limit ends the
+    output here.
+
+    likeliest: (id, log p) of the likeliest tokens at this place, the likeliest first.
+    """
 
     id: int
     log_p: float = 0.0
@@ -49,10 +52,10 @@ class NewToken(NamedTuple):
 
 @dataclass(eq=False)
 class Output:
-    """One row: its prompt, what chooses its tokens, and those that nobody has taken yet.
+    """A row: its prompt, its strategy, and the tokens waiting for its reader.
 
-    batch: its input, as a batch of one row. likeliest: see `Running.write`. names: the id of each place of the logits;
-    None: the place itself. fed: new tokens in the cache. over: it ended, failed, or nobody wants more of it.
+    batch: its input, as a batch of one row. likeliest, names: see `Running.write`. fed: new tokens in the cache. over:
+    it ended, failed, or its reader left.
     """
 
     batch: Batch
@@ -80,7 +83,7 @@ class Output:
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt that are still to be read, in parts."""
+        """Tokens of the prompt still to be read in parts."""
         return self.stop - self.read
 
     @property
@@ -110,7 +113,7 @@ class Output:
 
 @dataclass(eq=False)
 class Rows:
-    """Rows that take their steps together. logits (R, V): of the next tokens; None: `tokens` (R,) are to be fed."""
+    """Rows that take steps together. logits (R, V): of the next tokens; None: a step must read `tokens` (R,) first."""
 
     decoder: Decoder
     outputs: list[Output]
@@ -119,8 +122,7 @@ class Rows:
 
 
 class Prefixes:
-    """Caches of rows that have ended, by their ids; beyond `most_bytes` the least recently used go. Any thread may
-    call."""
+    """Caches of ended rows, by their ids, up to `most_bytes`; the least recently used go first. Thread-safe."""
 
     def __init__(self, config: TransformerConfig, most_bytes: int):
         self.most = most_bytes // max(1, position_bytes(config))  # positions
@@ -128,7 +130,7 @@ class Prefixes:
         self.lock, self.number = Lock(), 0
 
     def longest(self, ids: NDArray[np.int64]) -> tuple[int, int, PromptDecoder] | None:
-        """The kept cache that shares the most first tokens with these ids: how many, of how many, and the cache."""
+        """The kept cache with the most first ids in common: their number, the cache's length, and the cache."""
         with self.lock:
             shared = [(common(ids, kept), number) for number, (kept, _) in self.kept.items()]
             count, number = max(shared, default=(0, 0))
@@ -139,7 +141,7 @@ class Prefixes:
             return count, len(kept), decoder
 
     def keep(self, ids: NDArray[np.int64], part: Callable[[], PromptDecoder | None]) -> None:
-        """Keep the cache of these ids, unless one that begins with them is there. part: makes a copy of it."""
+        """Keep the cache of these ids, unless a longer one begins with them. part: copies it; None: it is incomplete."""
         if not FEWEST <= len(ids) <= self.most:
             return
         with self.lock:
@@ -165,10 +167,10 @@ class Prefixes:
 class Running:
     """The running batch of a model, for one thread.
 
-    Rows whose prompts have been read take their steps together, if the model's decoders `join`. apart: each row takes
-    its steps alone, since its tokens might depend on its neighbours. chunk: tokens of prompts read between two steps;
-    a prompt is always cut at the multiples of it. prefixes: kept caches; rows that run are shared too. whole_chunks:
-    only whole chunks of a cache are shared, since a cut anywhere else would change the last bits of what follows.
+    Rows with finished prompts take their steps together if the model's decoders `join`. apart: each row takes its own
+    steps, since its neighbours might change its tokens. chunk: prompt tokens read between two steps; prompts are cut at
+    multiples of it. prefixes: kept caches, which new rows may begin with; running rows serve too. whole_chunks: share
+    whole chunks of a cache only, since another cut would change the last bits of the rest.
     """
 
     def __init__(
@@ -188,11 +190,11 @@ class Running:
     def write(
         self, batch: Batch, strategy: Greedy, likeliest: int | None = None, names: NDArray | None = None
     ) -> Generator[NewToken | None]:
-        """Yield the new tokens of one input, and None as long as there is nothing yet.
+        """Yield the new tokens of an input, and None while there are none.
 
-        A row without a token that waits takes a turn, which is one for all rows. So callers that ask for each row in
-        turn cause one step of them all. likeliest: tokens have log-probabilities, and so many of the likeliest with
-        theirs; None: neither. names: the id of each place of the logits; None: the place itself. A row leaves when its
+        A row without waiting tokens takes a turn, for all rows. So asking every row in turn causes a single step.
+        likeliest: how many of the likeliest tokens each new token lists, with log-probabilities; None: no
+        log-probabilities at all. names: the id of each place of the logits; None: the place. A row leaves when its
         iterator is closed.
         """
         output = Output(batch, strategy, likeliest, names, turn=self.turns - 1)
@@ -216,9 +218,9 @@ class Running:
             output.over = True
 
     def turn(self) -> None:
-        """Read a chunk of the prompts, and take a step of all rows whose prompts have been read."""
+        """Read a chunk of the prompts; then take a step of all rows with finished prompts."""
         self.turns += 1
-        self._drop()  # whose readers have left
+        self._drop()  # rows whose readers have left
         batches = self._joined([*self.batches, *self._read()])
         for rows in batches:
             if rows.logits is None:
@@ -226,7 +228,7 @@ class Running:
         self.batches = self._joined([rows for rows in batches if rows.logits is not None])
         for rows in self.batches:
             self._guarded(rows.outputs, lambda rows=rows: self._choose(rows))
-        self._drop()  # what has ended
+        self._drop()  # ended rows
 
     def _drop(self) -> None:
         for rows in self.batches:
@@ -236,10 +238,10 @@ class Running:
 
     # Prompts.
     def _read(self) -> list[Rows]:
-        """Read at most `chunk` tokens of the prompts, each in its turn; return the rows that have been read."""
+        """Read at most `chunk` tokens of the prompts, in turn; return the rows whose prompts are finished."""
         left, begun = self.chunk, []
         while self.reading and left > 0:
-            # The oldest and the shortest in turn: a long prompt keeps nobody waiting, and is read all the same.
+            # The oldest and the shortest in turn: a long prompt neither delays the others nor starves.
             output = self.reading[0] if self.turns % 2 else min(self.reading, key=lambda each: each.unread)
             if output.decoder is None and self.shares:
                 self._guarded([output], lambda output=output: self._share(output))
@@ -272,7 +274,7 @@ class Running:
         return [Rows(decoder, [output], logits, xp.asarray(output.prompt[end:].astype(np.int32)))]
 
     def _share(self, output: Output) -> None:
-        """Begin with the longest part of the prompt, all but its last token, that is in another row's cache."""
+        """Begin with another row's cache, as far as it begins like the prompt without its last token."""
         ids = output.prompt[:-1]
         running = [(other, rows.decoder, i) for rows in self.batches for i, other in enumerate(rows.outputs)]
         running += [(other, other.decoder, 0) for other in self.reading if other.decoder is not None]
@@ -296,7 +298,7 @@ class Running:
                 output.fed += 1
 
     def _joined(self, batches: list[Rows]) -> list[Rows]:
-        """Join batches whose rows are of similar lengths, and all have logits, or none."""
+        """Join batches of similar lengths that are at the same point of a turn: all with logits, or all without."""
         joined: list[Rows] = []
         for rows in batches if self.joins else ():
             fed = rows.logits is None
@@ -312,7 +314,7 @@ class Running:
         return joined if self.joins else batches
 
     def _choose(self, rows: Rows) -> None:
-        """Choose a token of each row. A lazy device computes the next step while the host reads this one's tokens."""
+        """Choose a token of each row. A lazy device computes the next step while the host reads these tokens."""
         xp, outputs, logits = self.model.arrays, [*rows.outputs], rows.logits
         assert logits is not None
         chosen = [each.strategy.choose(logits[i : i + 1], len(each.new))[0] for i, each in enumerate(outputs)]
@@ -353,7 +355,7 @@ class Running:
                 cast(PromptDecoder, rows.decoder).shrink([output.length for output in rows.outputs])
 
     def _guarded(self, outputs: list[Output], work: Callable[[], None]) -> None:
-        """Do this work; if it fails, its rows end with the error, and the others go on."""
+        """Do this work. If it fails, its rows end with the error and the others go on."""
         try:
             work()
         except Exception as error:  # raised where the row is read
@@ -367,7 +369,7 @@ def position_bytes(config: TransformerConfig) -> int:
 
 
 def _fit(some: list[Output], others: list[Output]) -> bool:
-    """Whether rows may be padded to the longest of them."""
+    """Whether rows may be padded to the longest."""
     lengths = [output.length for output in (*some, *others)]
     return len(lengths) * max(lengths) <= 2 * sum(lengths) + SLACK * len(lengths)
 

@@ -1,10 +1,9 @@
-"""Speculative decoding: guess the next tokens, read all of them in one step, and keep those that the search chooses.
+"""Speculative decoding: guess the next tokens, read all guesses in one step, and keep the right ones.
 
-A search asks for the logits behind one token after the other and chooses by its own rules. `Speculating` reads a token
-together with guesses of what follows, and hands out the logits behind each guess as long as the search chooses it. At
-the first other choice it cuts the wrong guesses off the cache. So every token is chosen from the logits that it would
-be chosen from without guesses, up to rounding, whatever the rules are; random draws depend on seed, row and place
-alone.
+A search asks for logits token by token and chooses by its own rules. `Speculating` reads a token together with guesses
+of the following ones. As long as the search chooses the guesses, it hands out the logits behind them; at the first
+other choice it cuts the wrong guesses off the cache. So each choice sees the same logits as without guesses, up to
+rounding, whatever the rules. Random draws depend only on seed, row and place.
 
 Guesses come from the text so far (prompt lookup: Saxena 2023), or from a smaller model with the same vocabulary
 (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding").
@@ -26,18 +25,18 @@ from .options import Options
 from .steps import BANNED, Batch, Decoder, Model, PromptDecoder, Rewinding, banned_ids, common
 
 Guess = Callable[[list[int], int], list[int]]
-"""Up to so many tokens that may follow a text."""
+"""(text, most) -> at most `most` tokens that may follow it."""
 
 NGRAMS = (3, 2)
-"""How many last tokens of a text are looked up in it, the longest first."""
+"""Lengths of the last n-gram that is looked up in the text, the longest first."""
 
 
 class Lookup:
-    """Guesses what followed the last tokens of a text where they were last seen in it."""
+    """Prompt lookup: finds the last n-gram's previous occurrence in the text, and guesses its continuation."""
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, ...], int] = {}
-        """{n-gram of the text: the place behind its last occurrence, which isn't the text's end}"""
+        """{n-gram: the place behind its last occurrence before the text's end}"""
         self.known = 0
 
     def __call__(self, text: list[int], most: int) -> list[int]:
@@ -54,7 +53,7 @@ class Lookup:
 
 
 class Draft:
-    """Guesses what a smaller model would write, greedily."""
+    """Guesses a smaller model's greedy continuation."""
 
     def __init__(self, model: Model):
         self.model, self.xp = model, model.arrays
@@ -93,16 +92,16 @@ class Draft:
 
 
 class Speculating(Decoder):
-    """Decodes one text, several tokens a step where guesses are right."""
+    """Decodes a text, several tokens a step where guesses are right."""
 
     def __init__(self, xp: Arrays, decoder: Rewinding, guess: Guess, text: list[int], most: int, limit: int):
-        """text: the tokens read so far. most: guesses of a step. limit: tokens that will be read at most."""
+        """text: the tokens read so far. most: guesses of a step. limit: most tokens still to be read."""
         self.xp, self.decoder, self.guess, self.text, self.most, self.left = xp, decoder, guess, text, most, limit
         self.guesses: list[int] = []
         self.logits: Array = None
-        """Behind the last token that was read without being a guess, and behind each guess (1, G + 1, V)."""
+        """Behind the last chosen token and behind each guess (1, G + 1, V)."""
         self.right = 0
-        """How many of the guesses were chosen so far."""
+        """Guesses chosen so far."""
 
     def step(self, ids: Array) -> Array:
         token = int(self.xp.numpy(ids)[0])
@@ -134,7 +133,7 @@ class Speculating(Decoder):
 
 
 class Speculated(Model):
-    """A `steps.Model` that decodes one text of a batch speculatively."""
+    """A `steps.Model` that decodes a single text speculatively."""
 
     def __init__(self, model: Model, batch: Batch, options: Options):
         self.model, self.most, self.limit = model, options.speculate, int(batch.limits[0])
@@ -155,7 +154,7 @@ class Speculated(Model):
 
 
 def check_speculation(model: Model, options: Options, narrowed: bool) -> None:
-    """Raise `UserError` if this search can't be speculative. narrowed: whether outputs have candidates."""
+    """Raise `UserError` if this search can't speculate. narrowed: whether outputs have candidates."""
     reasons = [_lack(model)]
     if narrowed:
         reasons.append("guesses any token, not candidates alone")
