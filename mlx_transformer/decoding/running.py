@@ -141,7 +141,7 @@ class Prefixes:
             return count, len(kept), decoder
 
     def keep(self, ids: NDArray[np.int64], part: Callable[[], PromptDecoder | None]) -> None:
-        """Keep the cache of these ids, unless a longer one begins with them. part: copies it; None: it is incomplete."""
+        """Keep the cache of these ids, unless a longer one begins with them. part: copies it, if it can."""
         if not FEWEST <= len(ids) <= self.most:
             return
         with self.lock:
