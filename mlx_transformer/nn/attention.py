@@ -97,6 +97,8 @@ class Attention(nn.Module):
         """
         if past is not None:
             k, v = past.extend(k, v)
+            if isinstance(mask, mx.array) and mask.shape[-1] > k.shape[2]:  # of all positions, not of those held
+                mask = mask[..., -k.shape[2] :]
         if self.drops and self.training:
             return matmul_shared_heads(self.dropout(attention_weights(q, k, mask, self.scale, self.score_cap)), v)
         return attention(q, k, v, mask, self.scale, self.score_cap)

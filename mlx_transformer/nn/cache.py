@@ -4,7 +4,8 @@ Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, L n
 
 Self-attention keys and values live in buffers with spare room. A step writes its slice in place and reads a view of the
 used part; MLX updates a buffer in place if nothing else refers to it. Buffers double up to CHUNK positions, then grow
-by CHUNK. Keys and values of the encoder's output are computed once and made contiguous for the GPU kernels.
+by CHUNK. A layer with a window holds its last positions only: the window and less than 2 CHUNKs more. Keys and values
+of the encoder's output are computed once and made contiguous for the GPU kernels.
 """
 
 from __future__ import annotations
@@ -35,15 +36,20 @@ def room_for(length: int) -> int:
 
 
 class LayerCache:
-    """Self-attention keys and values of one layer."""
+    """Self-attention keys and values of one layer. window: how many positions its queries see; None: all."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
         self.used = 0
+        """Positions in the buffers."""
+        self.dropped = 0
+        """Earlier positions, which no later query sees."""
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
 
     def extend(self, k: mx.array, v: mx.array) -> KeyValues:
-        """Append keys and values (R, K, L, d); return all of them so far, (R, K, used, d)."""
+        """Append keys and values (R, K, L, d); return all held, (R, K, used, d)."""
+        self._drop()
         start, end = self.used, self.used + k.shape[2]
         if self.keys is None or self.values is None:
             self.keys, self.values = _empty(k, room_for(end)), _empty(v, room_for(end))
@@ -68,18 +74,32 @@ class LayerCache:
         self.keys = mx.take(self.keys[:, :, :part, :], rows, axis=0)
         self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
 
+    def has(self, length: int) -> bool:
+        """Whether a query behind the first `length` positions finds its window."""
+        return not self.dropped or self.dropped <= length - (self.window or 0) + 1
+
     def part(self, rows: slice, first: int, end: int) -> LayerCache:
-        """Copy positions `first` to `end` of some rows."""
-        part = LayerCache()
-        part.used = end - first
-        part.keys, part.values = (_padded(x[rows, :, first:end], 0, part.used) for x in self.arrays())
+        """Copy positions `first` to `end` of some rows, as far as they are held."""
+        part, begin = LayerCache(self.window), max(first, self.dropped)
+        part.used, part.dropped = end - begin, begin - first
+        begin, end = begin - self.dropped, end - self.dropped
+        part.keys, part.values = (_padded(x[rows, :, begin:end], 0, part.used) for x in self.arrays())
         return part
 
     def join(self, other: LayerCache, length: int) -> None:
-        """Append rows. Both are padded on the left to `length` positions."""
-        own, others = ([_padded(x[:, :, : c.used], length - c.used, length) for x in c.arrays()] for c in (self, other))
+        """Append rows. Both are padded on the left to `length` positions, or to as many as one of them holds."""
+        held = length if not (self.dropped or other.dropped) else max(self.used, other.used)
+        own, others = ([_padded(x[:, :, : c.used], held - c.used, held) for x in c.arrays()] for c in (self, other))
         self.keys, self.values = (mx.concatenate([*pair], axis=0) for pair in zip(own, others, strict=True))
-        self.used = length
+        self.used, self.dropped = held, length - held
+
+    def _drop(self) -> None:
+        """Give up positions outside the window once there are 2 CHUNKs of them; one CHUNK stays, to be taken back."""
+        if self.window is None or self.used < self.window + 2 * CHUNK:
+            return
+        kept = self.window + CHUNK
+        self.keys, self.values = (_padded(x[:, :, self.used - kept : self.used], 0, kept) for x in self.arrays())
+        self.dropped, self.used = self.dropped + self.used - kept, kept
 
     def arrays(self) -> list[mx.array]:
         return [array for array in (self.keys, self.values) if array is not None]
@@ -163,9 +183,11 @@ class Cache:
             own.join(others, length)
         self.offset = length
 
-    def part(self, row: int, length: int, of: int) -> Cache:
-        """Copy the first `length` of a row's `of` positions."""
+    def part(self, row: int, length: int, of: int) -> Cache | None:
+        """Copy the first `length` of a row's `of` positions; None if layers no longer have their windows."""
         first = self.offset - of
+        if not all(layer.has(first + length) for layer in self._attended):
+            return None
         part = Cache([layer.part(slice(row, row + 1), first, first + length) for layer in self._attended])
         part.offset = length
         mx.eval(part.arrays())  # else it would hold the whole batch
@@ -198,7 +220,7 @@ class Cache:
 
 def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
     """Empty caches, one for each decoder layer."""
-    return [LayerState() if config.recurrent else LayerCache() for _ in range(config.decoder_layers)]
+    return [LayerState() if config.recurrent else LayerCache(layer.window) for layer in config.layers("decoder")]
 
 
 @lru_cache(maxsize=64)

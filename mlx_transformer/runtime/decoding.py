@@ -132,8 +132,9 @@ class MlxDecoder:
     def join(self, other: MlxDecoder) -> None:
         self.cache.join(other.cache)
 
-    def part(self, row: int, length: int, of: int) -> MlxDecoder:
-        return MlxDecoder(self.model, self.cache.part(row, length, of), self.classifier)
+    def part(self, row: int, length: int, of: int) -> MlxDecoder | None:
+        part = self.cache.part(row, length, of)
+        return None if part is None else MlxDecoder(self.model, part, self.classifier)
 
     def shrink(self, lengths: Sequence[int]) -> None:
         self.cache.shrink(lengths)

@@ -8,7 +8,8 @@ from options import OPTIONS
 
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.nn.cache import room_for
+from mlx_transformer.nn import cache as cache_module
+from mlx_transformer.nn.cache import Cache, room_for
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
@@ -59,6 +60,51 @@ def test_growth_across_chunk_borders() -> None:
         mx.eval(parts[-1])
         assert cache.layers[0].keys.shape[2] == room_for(b)
     np.testing.assert_allclose(np.array(mx.concatenate(parts, axis=1)), full, **TOLERANCE)
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_layers_with_windows_hold_no_more_than_their_window(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is 5: at most 4 + 2 chunks of 4 positions and a part of a prompt, however long a text is."""
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    monkeypatch.setattr(cache_module, "SMALLEST", 4)
+    model = decoder_only(positions="rotary", score_cap=cap, layer_pattern=[{"window": 5}, {}])
+    ids = random_ids(2, 60)
+    full = np.array(model(ids))
+
+    def step(cache: Cache, at: list[int], length: int = 1) -> None:
+        """A step of rows at these positions; the logits are those of the full pass."""
+        new = np.stack([ids[row % 2, i : i + length] for row, i in enumerate(at)])
+        for row, (i, logits) in enumerate(zip(at, np.array(model.step(new, cache)), strict=True)):
+            np.testing.assert_allclose(logits, full[row % 2, i : i + length], **TOLERANCE)
+        assert cache.layers[0].used <= 4 + 2 * 4 + length
+
+    caches = [model.start(), model.start()]
+    for cache, row, end in ((caches[0], 0, 41), (caches[1], 1, 7)):
+        for at in range(0, end, 6):
+            np.testing.assert_allclose(
+                np.array(model.step(ids[[row], at : min(at + 6, end)], cache)),
+                full[[row], at : min(at + 6, end)],
+                **TOLERANCE,
+            )
+    whole, windowed = caches[0].layers[1], caches[0].layers[0]
+    assert (whole.used, windowed.used + windowed.dropped) == (41, 41)
+    assert windowed.used < 20
+    assert caches[0].part(0, 30, 41) is None
+    early, late = caches[1].part(0, 3, 7), caches[0].part(0, 38, 41)
+    assert early is not None
+    assert late is not None
+    step(late, [38], 3)
+    caches[0].join(caches[1])
+    for _ in range(2):
+        step(caches[0], [caches[0].offset, caches[0].offset - 34], 2)
+        caches[0].take_back(1)
+    for _ in range(9):
+        step(caches[0], [caches[0].offset, caches[0].offset - 34])
+    caches[0].reorder(mx.array([0, 0]))
+    caches[0].reorder(mx.array([1, 0]))
+    caches[0].keep(mx.array([0]))
+    caches[0].shrink([caches[0].offset])
+    step(caches[0], [caches[0].offset], 3)
 
 
 def test_a_step_writes_in_place() -> None:
