@@ -94,7 +94,7 @@ def read_piece(path: Path, begin: int, count: int, dtype: np.dtype) -> NDArray:
     with open_file(path) as file:
         file.seek(begin)
         if file.readinto(array.view(np.uint8).data) != array.nbytes:
-            raise UserError(f"{path}: ends too early: damaged; restore it from a copy")
+            raise UserError(f"{path}: ends too early: damaged; download or copy it again")
     return array
 
 
@@ -117,6 +117,8 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 
 PART = 1 << 20
 """Numbers checked at a time."""
+MOST_HEADER = 100_000_000
+"""Bytes of the longest header that safetensors reads."""
 
 
 def open_tensors(path: Path):
@@ -126,7 +128,24 @@ def open_tensors(path: Path):
     try:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+        if (size := path.stat().st_size) < (whole := _whole_size(path)):
+            raise UserError(
+                f"{path}: ends after {size:,} of at least {whole:,} bytes; download or copy it again"
+            ) from error
+        raise UserError(f"{path}: damaged, or no safetensors file ({error}); download or copy it again") from error
+
+
+def _whole_size(path: Path) -> int:
+    """How many bytes a file's header says it has; 0 if the header itself is damaged."""
+    with open_file(path) as file:
+        length, size = int.from_bytes(file.read(8), "little"), path.stat().st_size
+        if not 2 <= length <= size - 8:
+            return 8 + length if 2 <= length <= MOST_HEADER else 0
+        try:
+            ends = [each["data_offsets"][1] for name, each in json.loads(file.read(length)).items() if name[:2] != "__"]
+            return 8 + length + int(max(ends, default=0))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return 0
 
 
 def read_tensors(path: Path) -> dict[str, NDArray]:

@@ -185,7 +185,7 @@ DAMAGED_FILES = {
     "none of model.safetensors, model.safetensors.index.json, pytorch_model.bin": rename("model.safetensors"),
     "config.json missing": rename("config.json"),
     "damaged, or not JSON": cut("config.json", 40),
-    "not a readable safetensors file": cut("model.safetensors", 4000),
+    "model.safetensors: ends after 4,000 of at least": cut("model.safetensors", 4000),
     "expected a JSON object, found list": lambda folder: (folder / "generation_config.json").write_text("[1]"),
     "no such folder": lambda folder: folder.rename(folder.parent / "elsewhere"),
 }
