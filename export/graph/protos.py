@@ -7,15 +7,16 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import read_protobuf
 from mlx_transformer.system.protobuf import varint
+from mlx_transformer.system.tensors import read_piece
 
 COMPUTED = "/computed"
 """Suffix of the outputs that `cut` adds."""
@@ -44,9 +45,24 @@ def read_model(file: Path) -> onnx.ModelProto:
 def load_graph(file: Path) -> ir.Model:
     """Read a model as onnx_ir has it. Raises `UserError` if it can't, e.g. for names that are not UTF-8."""
     try:
-        return ir.load(file)
+        model = ir.load(file)
     except Exception as error:  # its own, protobuf's, and whatever damage leads to
         raise UserError(f"{file}: cannot be read as an ONNX model ({error}); export it again") from error
+    for value in (value for graph in model.graphs() for value in graph.initializers.values()):
+        if isinstance(value.const_value, ir.ExternalTensor):  # its own reader refuses files with several hard links
+            value.const_value = _read_later(value.const_value, file.parent)
+    return model
+
+
+def _read_later(tensor: ir.ExternalTensor, folder: Path) -> ir.LazyTensor:
+    place = {"location": str(tensor.location), "offset": tensor.offset or 0}
+    place |= {} if tensor.length is None else {"length": tensor.length}
+    shape = [*tensor.shape.numpy()]
+    proto = onnx.TensorProto(data_type=tensor.dtype.value, dims=shape, data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in place.items():
+        proto.external_data.add(key=key, value=str(value))
+    read = lambda: ir.tensor(array_of(proto, folder), dtype=tensor.dtype)  # noqa: E731
+    return ir.LazyTensor(read, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
 
 
 def _fills_its_shape(tensor: onnx.TensorProto) -> bool:
@@ -140,7 +156,28 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> dict[str, NDArray]:
     """The initializers of these names as arrays; their data files are in `folder`."""
     tensors = (tensor for tensor in initializers(model.graph) if tensor.name in names)
-    return {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in tensors}
+    return {tensor.name: array_of(tensor, folder) for tensor in tensors}
+
+
+def array_of(tensor: onnx.TensorProto, folder: Path) -> NDArray:
+    """A tensor's numbers; its data file, if it has one, is in `folder`. Unlike onnx's readers it takes a data file with
+    several hard links, and leaves the tensor as it is."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        tensor = deepcopy(tensor)
+        load_data(tensor, folder)
+    return numpy_helper.to_array(tensor)
+
+
+def load_data(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Put the numbers of a data file into the tensor. Raises `UserError` if the file is elsewhere, or too short."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    file, begin = place["location"], int(place.get("offset", 0))
+    if Path(file).is_absolute() or ".." in Path(file).parts:
+        raise UserError(f"{folder}: {tensor.name} is in {file}, outside the folder; export the model again")
+    size = int(place.get("length", (folder / file).stat().st_size - begin))
+    tensor.raw_data = read_piece(folder / file, begin, size, np.dtype(np.uint8)).tobytes()
+    tensor.ClearField("data_location")
+    del tensor.external_data[:]
 
 
 def data_files_of(model: onnx.ModelProto) -> Iterator[str]:
@@ -249,9 +286,7 @@ def write_inside(model: onnx.ModelProto, folder: Path, out: Path) -> None:
     graph, heads, tensors = model.graph, [], [*model.graph.initializer]
     for tensor in (each for node in graph.node for inner in inner_graphs(node) for each in initializers(inner)):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            load_external_data_for_tensor(tensor, str(folder))
-            tensor.ClearField("data_location")
-            del tensor.external_data[:]
+            load_data(tensor, folder)
     outside = [tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
     del graph.initializer[:]
     graph.initializer.extend(tensor for tensor in tensors if tensor.data_location != onnx.TensorProto.EXTERNAL)

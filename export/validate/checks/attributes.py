@@ -28,9 +28,8 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
-from export.graph.protos import all_nodes, constants_of, initializers
+from export.graph.protos import all_nodes, array_of, constants_of, initializers
 from export.interface import SENTENCE_EMBEDDING
 from export.nn.marks import HIDDEN
 from export.precision import half
@@ -187,7 +186,7 @@ def _added_to_mean(
     if not any(node is not None and node.op_type == "ReduceMean" for node in made):
         return None
     tensor = next((constants[name] for name in below.input if name in constants), None)
-    return math.nan if tensor is None else float(numpy_helper.to_array(tensor, str(folder)).reshape(-1)[0])
+    return math.nan if tensor is None else float(array_of(tensor, folder).reshape(-1)[0])
 
 
 def _plain(value: Any) -> Any:
@@ -336,5 +335,5 @@ def _single(tensor: onnx.TensorProto | None, folder: Path) -> np.ndarray | None:
     """Return a constant if it is a single float, else None."""
     if tensor is None or math.prod(tensor.dims) != 1:
         return None
-    array = numpy_helper.to_array(tensor, str(folder)).reshape(())
+    array = array_of(tensor, folder).reshape(())
     return array if array.dtype.kind == "f" or array.dtype.name == "bfloat16" else None

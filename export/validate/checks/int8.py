@@ -29,7 +29,7 @@ import onnx
 from numpy.typing import DTypeLike, NDArray
 from onnx import numpy_helper
 
-from export.graph.protos import initializers
+from export.graph.protos import array_of, initializers
 from export.interface import ROWS_CPU
 from export.precision.int8 import WHOLE, ZERO, quantiser, unit_of, zero_point
 from export.precision.rounding import from_int8_rows
@@ -149,7 +149,7 @@ class _Products(ProductGraph):
     def constant(self, value: str) -> np.float32 | np.uint8 | None:
         """Return a value if it is a constant number, else None."""
         tensor = self.tensors.get(self.origin(value))
-        array = None if tensor is None else numpy_helper.to_array(tensor, str(self.folder))
+        array = None if tensor is None else array_of(tensor, self.folder)
         return array.reshape(-1)[0] if array is not None and array.size == 1 else None
 
 

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
 
-from export.graph.protos import data_files_of
+from export.graph.protos import data_files_of, initializers, load_data
 from export.precision.table import ACTIVATIONS
 from export.web.assets import WEBGPU, version_of
 from mlx_transformer.core.checkpoint import Checkpoint
@@ -93,9 +92,10 @@ class EvaluatorEngine(OnnxEngine):
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> EvaluatorSession:
         if model is None:
-            model = onnx.load(path)
-        else:
-            load_external_data_for_model(model, str(path.parent))
+            model = onnx.load(path, load_external_data=False)
+        for tensor in initializers(model.graph):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                load_data(tensor, path.parent)
         return EvaluatorSession(model)
 
     def details(self) -> dict[str, str]:

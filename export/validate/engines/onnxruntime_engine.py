@@ -24,10 +24,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from export.graph.protos import (
     all_nodes,
+    array_of,
     constant_part,
     edges_of,
     initializers,
@@ -352,7 +353,7 @@ class OnnxRuntimeEngine(OnnxEngine):
         read = {name for inputs, outputs in edges_of(model.graph) if not behind & {*outputs} for name in inputs}
         for tensor in model.graph.initializer:
             if tensor.data_location == TensorProto.EXTERNAL and (tensor.name in read or tensor.name not in behind):
-                yield tensor.name, numpy_helper.to_array(tensor, str(path.parent))
+                yield tensor.name, array_of(tensor, path.parent)
 
     def computed(self, path: Path, model: onnx.ModelProto) -> Iterator[tuple[str, Array | Stored]]:
         values, names = self._values(path, model), computed(model.graph, self.config)

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
-from export.graph.protos import constant_part, initializers
+from export.graph.protos import array_of, constant_part, initializers
 from export.precision.int8 import BY_ROW, IN_STEPS, WHOLE
 from export.precision.packed import GAIN, REST, TOLERANCE, A, B, branch, delta_of, from_bytes, merged, nearest_zeros
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
@@ -188,7 +187,7 @@ def computed(graph: onnx.GraphProto, config: TransformerConfig) -> list[str]:
 def unread(tensor: onnx.TensorProto, folder: Path) -> Stored:
     """Return an initializer as an array that reads its numbers on first use."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return Stored(tuple(tensor.dims), dtype, lambda: numpy_helper.to_array(tensor, str(folder)))
+    return Stored(tuple(tensor.dims), dtype, lambda: array_of(tensor, folder))
 
 
 class OnnxFiles(Engine):

@@ -80,6 +80,16 @@ def set_place(key: str, change: Callable[[int], int]) -> Callable[[onnx.TensorPr
     return edit
 
 
+def test_data_files_with_several_links_are_read(exported: tuple[Path, Path], changed: Path, tmp_path: Path) -> None:
+    """onnx's own readers refuse them, and a copy by `cp -l`, a snapshot or a package's cache has them."""
+    for file in changed.glob("*.onnx_data"):
+        (tmp_path / file.name).hardlink_to(file)
+    report = compare(
+        exported[0], changed.parent, ["onnxruntime", "evaluator"], seed=1, longest=5, threads=1, searches=False
+    )
+    assert report.equal, report.failures
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_byte_of_an_export_is_read(target: str, tmp_path: Path) -> None:
     paths = write_model(encoder_decoder("modern"), tmp_path, 1, target=target, external_threshold=64)
