@@ -28,7 +28,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.quantization import Packed
-from mlx_transformer.system.tensors import Stored
+from mlx_transformer.system.tensors import PART, Stored
 
 from .protocol import Engine, Node
 
@@ -38,8 +38,8 @@ RoundTrip = Callable[[NDArray], NDArray]
 
 def restored(
     tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]], scales: Int8Scales = BY_ROW
-) -> Iterator[tuple[str, NDArray, RoundTrip]]:
-    """Yield (parameter, its dequantised matrix, its round trip) for the quantised parameters of a file.
+) -> Iterator[tuple[str, Stored, RoundTrip]]:
+    """Yield (parameter, its matrix, dequantised on first use, its round trip) for a file's quantised parameters.
 
     A parameter for both a product and a lookup comes twice, as each has its own scales. `tensors`: the file's
     initializers. `names`: parameters with their shapes. `scales`: int8's fixed scales.
@@ -54,7 +54,15 @@ def restored(
                 if kind in ROWS:
                     steps = np.float32(suffix.removeprefix(IN_STEPS) if suffix.startswith(IN_STEPS) else 1)
                     scale, round_trip = scale * steps, _int8_in(steps, scales.of(name).weight)
-                yield name, read(np.asarray(q), scale, names[name]), round_trip
+                yield name, _later(names[name], partial(_read, read, q, scale, names[name])), round_trip
+
+
+def _read(read: Callable[..., NDArray], q: NDArray | Stored, *others: Any) -> NDArray:
+    return read(np.asarray(q), *others)
+
+
+def _later(shape: tuple[int, ...], read: Callable[[], NDArray]) -> Stored:
+    return Stored(shape, np.dtype(np.float32), read)
 
 
 def _int8_in(steps: np.float32, multiplier: np.float32 | None = None) -> RoundTrip:
@@ -105,22 +113,28 @@ SCALES = {
 
 def matrices(
     tensors: Mapping[str, NDArray | Stored], names: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """Yield (parameter, "blocks" or "rows", its matrix (O, D) with the adapter merged) for precision packed.
+) -> Iterator[tuple[str, str, Stored]]:
+    """Yield (parameter, "blocks" or "rows", its matrix (O, D) with the adapter merged) for precision packed. Matrices
+    are computed on first use.
 
     `tensors`: a file's initializers. `names`: parameters with their shapes.
     """
-    for tensor, data in tensors.items():
+    for tensor in tensors:
         name, _, kind = tensor.rpartition(".")
         if name in names and kind in ("blocks", "rows"):
-            (rows, width), data = names[name], np.asarray(data)
-            bits, scales = data.size * 8 // (rows * width), np.asarray(tensors[f"{name}.scales"])
-            zeros = from_bytes(np.asarray(tensors[f"{name}.zeros"]).reshape(rows, -1), bits)[:, : scales.shape[1]]
-            rest = tensors.get(f"{name}.{REST}")
-            q, rest = from_bytes(data.reshape(rows, -1), bits), None if rest is None else np.asarray(rest).T
-            matrix = _matrix(q, scales, zeros, rest)
-            adapter = {part: np.asarray(tensors[part]) for k in (A, B, GAIN) if (part := f"{name}.{k}") in tensors}
-            yield name, kind, merged(name, matrix, adapter)
+            yield name, kind, _later(names[name], partial(_merged, tensors, name, kind, names[name]))
+
+
+def _merged(
+    tensors: Mapping[str, NDArray | Stored], name: str, kind: str, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    (rows, width), data = shape, np.asarray(tensors[f"{name}.{kind}"])
+    bits, scales = data.size * 8 // (rows * width), np.asarray(tensors[f"{name}.scales"])
+    zeros = from_bytes(np.asarray(tensors[f"{name}.zeros"]).reshape(rows, -1), bits)[:, : scales.shape[1]]
+    rest = tensors.get(f"{name}.{REST}")
+    q, rest = from_bytes(data.reshape(rows, -1), bits), None if rest is None else np.asarray(rest).T
+    adapter = {part: np.asarray(tensors[part]) for k in (A, B, GAIN) if (part := f"{name}.{k}") in tensors}
+    return merged(name, _matrix(q, scales, zeros, rest), adapter)
 
 
 def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
@@ -134,11 +148,11 @@ def round_trip_of(checkpoint: Checkpoint, name: str) -> RoundTrip:
     return lambda _: merged(name, matrix_of(packed, dense), stored)
 
 
-def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32]) -> RoundTrip:
+def merged_in_float64(checkpoint: Checkpoint, name: str, stored: NDArray | Stored) -> RoundTrip:
     """Return a round trip to the parameter that a graph computes from integers and an adapter in float64.
 
-    A number in `got` may be rounded to the other neighbouring float32 if float64's own error, e.g. from another order
-    of the sum, can cause this.
+    A number in `stored` may be rounded to the other neighbouring float32 if float64's own error can cause this, e.g. by
+    another order of the sum.
     """
     delta, weight = delta_of(checkpoint, name), checkpoint.packed(name).dequantised()
     assert delta is not None
@@ -149,6 +163,7 @@ def merged_in_float64(checkpoint: Checkpoint, name: str, got: NDArray[np.float32
     low, high = ((exact + sign * error).astype(np.float32) for sign in (-1, 1))
 
     def round_trip(dense: NDArray) -> NDArray:
+        got = np.asarray(stored)
         same = got.shape == dense.shape and got.dtype == dense.dtype
         return np.where((low <= got) & (got <= high), got, dense) if same else dense
 
@@ -161,9 +176,12 @@ def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]
     if zero is None or packed.biases is None:
         return dense
     matrix = _matrix(packed.integers(), packed.scales, *zero)
-    largest = np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits
-    near = np.abs(matrix - dense) <= 2 * TOLERANCE * np.repeat(largest, packed.scheme.group_size, axis=1)
-    return matrix if near.all() else dense
+    largest = 2 * TOLERANCE * (np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits)
+    near = (
+        np.abs(matrix[rows] - dense[rows]) <= np.repeat(largest[rows], packed.scheme.group_size, axis=1)
+        for rows in _some_rows(dense.shape)
+    )
+    return matrix if all(map(np.all, near)) else dense
 
 
 def _matrix(
@@ -172,10 +190,19 @@ def _matrix(
     zeros: NDArray[np.uint8],
     rest: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
-    group = q.shape[1] // scales.shape[1]
-    difference = q.astype(np.float32) - np.repeat(zeros, group, axis=1).astype(np.float32)
-    matrix = difference * np.repeat(scales, group, axis=1)
-    return matrix if rest is None else matrix + np.repeat(rest, group, axis=1)
+    group, matrix = q.shape[1] // scales.shape[1], np.empty(q.shape, np.float32)
+    for rows in _some_rows(q.shape):
+        difference = q[rows].astype(np.float32) - np.repeat(zeros[rows], group, axis=1).astype(np.float32)
+        np.multiply(difference, np.repeat(scales[rows], group, axis=1), out=matrix[rows])
+        if rest is not None:
+            matrix[rows] += np.repeat(rest[rows], group, axis=1)
+    return matrix
+
+
+def _some_rows(shape: tuple[int, ...]) -> Iterator[slice]:
+    """All rows of a matrix, `PART` numbers at a time."""
+    count = max(1, PART // shape[1])
+    return (slice(first, first + count) for first in range(0, shape[0], count))
 
 
 def computed(graph: onnx.GraphProto, config: TransformerConfig) -> list[str]:
@@ -252,13 +279,17 @@ class OnnxFiles(Engine):
                 yield where, name, array
             for name, array in self.computed(path, model):
                 if self.checkpoint is not None and name in self.checkpoint.adapted_integers:
-                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, np.asarray(array))
+                    self._round_trips[path.name, name] = merged_in_float64(self.checkpoint, name, array)
                 yield path.name, name, array
 
     def computed(self, path: Path, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray | Stored]]:
         """Yield the parameters that a file's nodes compute of its initializers."""
         for name in computed(model.graph, self.config):
-            yield name, self.open(path, constant_part(model, name)).run([name], {})[0]
+            read = partial(self._run_part, path, model, name)
+            yield name, _later(parameter_shapes(self.config)[name], read)
+
+    def _run_part(self, path: Path, model: onnx.ModelProto, name: str) -> NDArray:
+        return self.open(path, constant_part(model, name)).run([name], {})[0]
 
     def as_stored(self, where: str, name: str, array: NDArray) -> NDArray:
         """Convert a parameter of the checkpoint to the values a file must hold."""
