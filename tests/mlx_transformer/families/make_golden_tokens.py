@@ -9,7 +9,9 @@ opens the folders of version 4 and saves them again, so run it where each is, wi
     python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 4.57.6
     python tests/mlx_transformer/families/make_golden_tokens.py     # transformers 5.24.0
 
-With a folder and a count it writes there, with so many lines in place of forty (`tests/peers/test_tokens.py`).
+With a folder and a count it writes there, with so many lines in place of forty and a random model beside each
+tokenizer (`tests/peers/test_folders.py`). A third folder holds others of the same names: it writes what these make of
+the same texts and ids.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import make_golden
+import make_golden_encoders
+import numpy as np
 import sentencepiece
 import tokenizers
 import transformers
@@ -33,6 +38,7 @@ LINES = HERE.parents[1] / "peers" / "lines.world"
 VERSION = transformers.__version__.partition(".")[0]
 OUT = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "golden_tokens"
 COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+AGAIN = Path(sys.argv[3]) if len(sys.argv) > 3 else None
 TOKENS = [
     AddedToken("[E1]", special=True, normalized=False),
     AddedToken("<hole>", lstrip=True, normalized=True),
@@ -230,13 +236,16 @@ def make(name: str, folder: Path) -> None:
     write_json(folder / "config.json", {"model_type": model_type})
     for file in folder.glob("*.json"):  # without white space
         write_json(file, json.loads(file.read_text(encoding="utf-8")))
+    answer(name, folder, lines(tokens))
+    if COUNT:
+        add_model(name, folder, len(tokenizer), tokenizer)
+
+
+def answer(name: str, folder: Path, texts: list[str]) -> None:
+    """Write what the tokenizer in a folder makes of texts."""
     judge = AutoTokenizer.from_pretrained(folder)
-    language = (
-        judge.convert_tokens_to_ids(f"__{judge.src_lang}__" if name == "m2m100" else judge.src_lang)
-        if name in LANGUAGES
-        else None
-    )
-    texts = lines(tokens)
+    source = getattr(judge, "src_lang", None) if name in LANGUAGES else None  # no attribute of a folder that we wrote
+    language = source and judge.convert_tokens_to_ids(f"__{source}__" if name == "m2m100" else source)
     ids = [[id for id in judge(line).input_ids if id != language] for line in texts]
     flags = [
         [id, t.content, t.special, t.normalized, t.lstrip, t.rstrip, t.single_word]
@@ -248,7 +257,43 @@ def make(name: str, folder: Path) -> None:
     write_json(folder / "texts.json", facts)
 
 
+def add_model(name: str, folder: Path, size: int, tokenizer) -> None:
+    """Write a random model of the tokenizer's size; version 5 saves that of version 4 again."""
+    kind = KINDS[name][1]
+    encoder = {"xlm-roberta": "xlm-r"}.get(kind, kind)
+    encoders = make_golden_encoders.MODELS
+    config = dict(encoders[encoder] if encoder in encoders else make_golden.MODELS[kind.replace("_", "")])
+    config |= dict(vocab_size=size + 110, max_position_embeddings=150, pad_token_id=tokenizer.pad_token_id)
+    roles = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "cls", "sep")}
+    config |= {role: id for role, id in roles.items() if role in config}
+    config = {key: value for key, value in config.items() if key not in ("pooler", "forced_bos_token_id")}
+    if "decoder_start_token_id" in config and kind not in ("bart", "mbart", "m2m_100"):
+        config["decoder_start_token_id"] = tokenizer.pad_token_id
+    maker = make_golden_encoders if encoder in encoders else make_golden
+    first = OUT / "v4" / name
+    model = maker.random_model(config, *([] if encoder in encoders else [0])) if VERSION == "4" else opened(first)
+    model.save_pretrained(folder)
+    write_json(folder / "made_of.json", config)
+    np.savez(folder / "answers.npz", **maker.answers(model, config))
+
+
+def opened(folder: Path):
+    [kind] = json.loads((folder / "config.json").read_text())["architectures"]
+    return getattr(transformers, kind).from_pretrained(folder).eval()
+
+
+def read_again(name: str, folder: Path, before: Path) -> None:
+    """Write what a folder's tokenizer and model make of the texts and ids in another's answers."""
+    answer(name, folder, json.loads((before / "texts.json").read_text(encoding="utf-8"))["texts"])
+    config = json.loads((before / "made_of.json").read_text())
+    maker = make_golden if "decoder_start_token_id" in config else make_golden_encoders
+    np.savez(folder / "answers.npz", **maker.answers(opened(folder), config))
+
+
 if __name__ == "__main__":
     for each in KINDS:
-        if VERSION == "4" or each not in ONCE:
-            make(each, OUT / f"v{VERSION}" / each)
+        here = OUT / f"v{VERSION}" / each
+        if AGAIN and here.is_dir():
+            read_again(each, here, AGAIN / f"v{VERSION}" / each)
+        elif not AGAIN and (VERSION == "4" or each not in ONCE) and not (here / "answers.npz").exists():
+            make(each, here)
