@@ -56,7 +56,8 @@ GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 BESIDE_GRAPHS = re.compile(r"(?!.*\.index\.)[\w.-]+\.json|shortlist\.bin")
 """Files of a folder that export wrote, e.g. genai_config.json: its manifest lists them all."""
 SMALL = (CONFIG, GENERATION, SETTINGS, MANIFEST, *TOKENIZERS, "tokenizer_config.json", "special_tokens_map.json")
-SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model")
+SMALL += ("added_tokens.json", "vocab.json", "source.spm", "target.spm", "spiece.model", "tokenizer.model")
+SMALL += ("sentencepiece.bpe.model",)
 SMALL += (
     CHAT_TEMPLATE,
     OF_PROCESSORS,

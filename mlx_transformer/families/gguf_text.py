@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import UserError, shortened
+from mlx_transformer.text.added_tokens import filler
+from mlx_transformer.text.sentencepiece import BPE, read_sentencepiece
+
+from .added import listed
 
 if TYPE_CHECKING:
     from mlx_transformer.core.config import TransformerConfig
@@ -83,6 +88,42 @@ def text_files(pairs: Mapping[str, Any], where: str) -> tuple[dict[str, str], li
         elif name != key and name.replace("_", "").replace("-", "").isalnum() and isinstance(template, str):
             texts[f"additional_chat_templates/{name}.jinja"] = template
     return texts, []
+
+
+def of_sentencepiece(path: Path, settings: Mapping[str, Any]) -> str:
+    """The tokenizer.json of a folder that has SentencePiece's BPE alone, tokenizer.model, as Llama 2 and Gemma have it.
+
+    settings: of its tokenizer_config.json. Raises `UserError` for a model of another kind.
+    """
+    model, where = read_sentencepiece(path), str(path)
+    wrong = ["it is a unigram model"] if model.model_type != BPE else []
+    wrong += ["it replaces characters by a table"] if model.charsmap else []
+    wrong += ["it takes several spaces as one"] if model.remove_extra_whitespace else []
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}: put the tokenizer.json of `transformers` beside it")
+    pairs: dict[str, Any] = {f"{KEYS}.tokens": [piece.text for piece in model.pieces]}
+    pairs |= {f"{KEYS}.scores": [piece.score for piece in model.pieces], f"{KEYS}.add_space_prefix": model.dummy_prefix}
+    roles = zip(("unknown", "bos", "eos", "padding"), model.special, strict=True)
+    ids = {role: id for role, id in roles if id >= 0}
+    pairs |= {f"{KEYS}.{role}_token_id": id for role, id in ids.items()}
+    pairs |= {f"{KEYS}.{key}": settings[key] for key in ("add_bos_token", "add_eos_token") if key in settings}
+    pairs[f"{KEYS}.token_type"] = [
+        UNUSED if piece.type == CONTROL and id not in ids.values() else piece.type
+        for id, piece in enumerate(model.pieces)
+    ]
+    specification = json.loads(_Vocabulary(pairs, where).json("llama"))
+    known = {entry["id"]: entry for entry in specification["added_tokens"]}
+    for entry in known.values():  # its own symbols are found in a text whose spaces are marks
+        entry["normalized"] = not entry["special"] and not model.dummy_prefix
+    known |= {id: token.entry(token.special) for id, token in listed(path.parent, settings).items()}
+    size = len(model.pieces)
+    known |= {id: filler(id).entry(True) for id in range(size, max(known, default=0)) if id not in known}
+    specification["added_tokens"] = [known[id] for id in sorted(known)]
+    if settings.get("legacy") is False and model.dummy_prefix:  # a space before the text, none behind a special token
+        specification["normalizer"] = None
+        mark = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "first", "split": False}
+        specification["pre_tokenizer"] = mark
+    return _json(specification)
 
 
 def _json(values: Any) -> str:

@@ -31,13 +31,14 @@ from mlx_transformer.text.tokenizer import Tokenizer
 
 from .added import ADDED, checked_settings, listed, makers_tokens, role_names, with_tokens
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
+from .gguf_text import of_sentencepiece
 from .json_pieces import byte_level_json, is_pieces, pieces_json
 from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, codes_of, content_of, own_code
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
 PIECES, MERGES = "spiece.model", "merges.txt"
-FAIRSEQ = "sentencepiece.bpe.model"
+FAIRSEQ, LLAMA = "sentencepiece.bpe.model", "tokenizer.model"
 SMALL_100 = "SMALL100Tokenizer"
 CONTROL = ("<s>", "</s>", "<pad>")
 NAMED = (*CONTROL, "<unk>")
@@ -53,6 +54,8 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
     complete = [read for names, read in entries if all((path / name).is_file() for name in names)]
     if not complete and not encoder and model_type in READERS and _is_published(path):
         complete = [_of_json]
+    if config.architecture == "decoder" and (path / LLAMA).is_file() and not (path / JOINT).is_file():
+        complete = [lambda folder, _, settings: of_sentencepiece(folder / LLAMA, settings)]
     if not complete:
         return None, ""
     try:

@@ -243,3 +243,39 @@ def test_damaged_merges_stay_behind_with_a_note(reason, tmp_path):
     write_model(tmp_path / "theirs", config, vocab__json=vocabulary, merges__txt=merges)
     (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
     assert reason in note
+
+
+SYMBOLS = ["<start_of_turn>", "\n", "\u2581\u2581", "\u2581\u2581\u2581", "<b>"]
+"""Pieces that a text has whole, as Gemma's."""
+LLAMA = dict(model_type="llama", hidden_size=16, intermediate_size=24, num_attention_heads=2, num_hidden_layers=1)
+BPE = dict(model_type="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_decoder_has_tokenizer_model_alone(prefix, tmp_path):
+    """SentencePiece's BPE, as folders of Llama 2, Mistral and Gemma have it."""
+    model = trained(
+        lines(), 900, **BPE, **({} if prefix else dict(add_dummy_prefix=False, user_defined_symbols=SYMBOLS))
+    )
+    judge = judge_of(model)
+    values = {**LLAMA, "vocab_size": len(judge) + 1, "bos_token_id": 1, "eos_token_id": 2}
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    added = {str(len(judge)): {"content": "<|im_end|>", "special": True}}
+    files = dict(tokenizer__model=model, tokenizer_config__json={**settings, "added_tokens_decoder": added})
+    write_model(tmp_path / "theirs", values, **files)
+    notes = left_behind(import_huggingface(tmp_path / "theirs", tmp_path / "ours"))
+    assert [note.partition(":")[0] for note in notes] == (
+        [] if prefix else ["tokens that were added to its vocabulary, each one id in a text"]
+    )
+    tokenizer = Tokenizer.load(tmp_path / "ours")
+    texts = [*lines(), "a   b", "  a", "a\n\nb ", "<b>x</b>"]
+    assert tokenizer.prompts(texts) == [[1, *row] for row in judge.encode(texts)]
+    assert tokenizer.prompts(["a<|im_end|>"], True)[0][-1] == len(judge)
+    assert [*map(tokenizer.decode, judge.encode(texts[:200]))] == judge.decode(judge.encode(texts[:200]))
+
+
+def test_other_kinds_of_tokenizer_model_are_named(tmp_path):
+    values = {**LLAMA, "vocab_size": 700, "bos_token_id": 1, "eos_token_id": 2}
+    write_model(tmp_path / "theirs", values, tokenizer__model=trained(lines()))
+    (note,) = left_behind(import_huggingface(tmp_path / "theirs", tmp_path / "ours"))
+    assert "it is a unigram model; it replaces characters by a table; it takes several spaces as one: put the" in note
