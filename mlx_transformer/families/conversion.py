@@ -247,7 +247,11 @@ def _converted(
             tokenizer, embedding = lower_cased(tokenizer), replace(embedding, lower_case=False)
         return Imported(config, weights, quantization, tokenizer, {}, [*notes, *sentences.notes], embedding)
     settings, left = settings_of(source.config, source.generation, config, str(where))
-    if model_type in OF_LANGUAGES and (languages := read_languages(folder, config, tokenizer)):
+    languages = read_languages(folder, config, tokenizer) if model_type in (*OF_LANGUAGES, "marian") else {}
+    if model_type == "marian" and len(languages) > 1:
+        tokens = first_of([f">>{code}<<" for code in languages], ", ")
+        notes.append(f"knows {len(languages)} languages by what a text begins with, and guesses without: {tokens}")
+    elif languages and model_type in OF_LANGUAGES:
         settings[LANGUAGES] = languages
         settings |= places_of_languages(folder, model_type)
         settings |= languages_of_text(folder, languages, config, settings)

@@ -62,8 +62,8 @@ def short_codes(known: Iterable[str]) -> dict[str, str]:
 
 OF_LANGUAGES = ("m2m_100", "mbart")
 """Families with language tokens, which never stand in the text itself."""
-LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})")
-"""Language tokens: __de__ in M2M100, deu_Latn in NLLB, de_DE in mBART."""
+LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})|>>([a-z]{2,3}[\w.+-]*)<<")
+"""Language tokens: __de__ in M2M100, deu_Latn in NLLB, de_DE in mBART, >>deu<< in Opus-MT."""
 M2M100 = """
 af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu
 hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt
@@ -84,7 +84,7 @@ def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
     """Return {code: id} of the language tokens in {token: id}."""
     known = {token: id for token, id in tokens.items() if type(id) is int and 0 <= id < rows}
     matches = {LANGUAGE.fullmatch(str(token)): id for token, id in known.items()}
-    return {match[1] or match[2]: id for match, id in matches.items() if match is not None}
+    return {match[match.lastindex or 0]: id for match, id in matches.items() if match is not None}
 
 
 def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:

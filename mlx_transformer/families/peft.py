@@ -172,7 +172,8 @@ class PublishedAdapter:
         beside = self.path / name
         if Path(name).is_dir() or beside.is_dir():
             return Path(name) if Path(name).is_dir() else beside
-        return find_model(name, self.config.get("revision")).folder
+        revision = self.config.get("revision")
+        return find_model(name, revision if isinstance(revision, str) else None).folder
 
     def applied(self, base: Published, family: Family) -> tuple[Published, str]:
         """Return the base with the adapter's changes, and a note of what was changed.

@@ -41,7 +41,9 @@ def marian(sides, tmp_path_factory) -> tuple[Path, dict[str, int]]:
     files = dict(source__spm=sides[0], target__spm=sides[1], vocab__json=vocabulary)
     folder = tmp_path_factory.mktemp("marian")
     write_model(folder / "theirs", marian_config(vocabulary), **files)
-    assert left_behind(import_huggingface(folder / "theirs", folder / "ours")) == []
+    notes = import_huggingface(folder / "theirs", folder / "ours")
+    assert "knows 2 languages by what a text begins with, and guesses without: >>deu<<, >>fra<<" in notes
+    assert left_behind(notes) == []
     return folder / "ours", vocabulary
 
 
