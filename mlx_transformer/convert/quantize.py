@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -203,19 +204,23 @@ def quantize_checkpoint(
         chosen |= {name: replace(scheme, bits=MOST_BITS) for name in tables & chosen.keys()}
     model = Transformer.load(checkpoint.folder)
     modules = dict(model.named_modules())
-    for name in chosen:  # from lower precisions -bias / scale isn't whole, but fast kernels need zero points
-        layer = modules[name.removesuffix(".weight")]
-        layer.weight = layer.weight.astype(mx.float32)
+    if how.text is not None:  # the model runs
+        for name in chosen:
+            layer = modules[name.removesuffix(".weight")]
+            layer.weight = layer.weight.astype(mx.float32)
     calibrating, judging = ([], []) if how.text is None else read_examples(model, how.text)
     if how.bits is not None:
         chosen = _mixed(model, chosen, how.bits, calibrating, watch)
     rounded: dict[str, Packed] = {}
     for name, packed in _rounded(model, chosen, how.method, calibrating):
         watch(READ + (ROUNDED - READ) * len(rounded) / len(chosen), name)
-        rounded[name] = packed
+        rounded[name], layer = packed, modules[name.removesuffix(".weight")]
         if judging:
-            modules[name.removesuffix(".weight")].weight = mx.array(packed.dequantised())
-    lost = _lost(Transformer.load(checkpoint.folder), model, judging, watch)
+            layer.weight = mx.array(packed.dequantised())
+        elif how.text is None:  # takes no memory until it is computed, which it never is
+            layer.weight = mx.zeros(layer.weight.shape)
+            mx.clear_cache()
+    lost = _lost(Transformer.load(checkpoint.folder), model, judging, watch) if judging else None
     if lost is not None and lost.kl > LARGEST_KL and not how.accept_loss:
         what = f"{how.text}: {lost}: the limit is KL {LARGEST_KL}"
         raise UserError("{}; take more bits, smaller groups or method gptq, or {accept_loss}", what)
@@ -244,7 +249,10 @@ def _rounded(
 ) -> Iterator[tuple[str, Packed]]:
     """(name, integers) of each matrix. The caller may put a yielded matrix' values into the model at once."""
     modules: dict[str, Any] = dict(model.named_modules())
-    weight = lambda name: np.array(modules[name.removesuffix(".weight")].weight)  # noqa: E731
+
+    def weight(name: str) -> Array:
+        return np.array(modules[name.removesuffix(".weight")].weight.astype(mx.float32))
+
     left = dict(chosen)
     if method == "gptq":
         paths = [name.removesuffix(".weight") for name in chosen if name not in embedding_names(model.config)]
@@ -258,7 +266,8 @@ def _rounded(
                     yield name, whole[begin : (begin := begin + len(part))]
                     del left[name]
     for name, scheme in left.items():
-        yield name, quantized(weight(name), scheme) if method == "nearest" else searched(weight(name), scheme)
+        nearest = partial(quantized, modules[name.removesuffix(".weight")].weight)
+        yield name, nearest(scheme) if method == "nearest" else searched(weight(name), scheme)
 
 
 def _mixed(
