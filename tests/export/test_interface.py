@@ -64,8 +64,7 @@ def test_graphs_take_and_return_what_is_declared(name: str, target: str) -> None
             assert declared(ports.outputs) == ports_of(list(built.outputs)), graph
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("layer", [None, 1])
+@pytest.mark.parametrize(("target", "layer"), combined(["portable", "cpu"], [None, 1]))
 def test_the_search_takes_and_returns_what_is_declared(target: str, layer: int | None) -> None:
     request = Request(config=encoder_decoder("modern"), attention_layer=layer)
     built, ports = search_model(request, target).graph, GRAPHS[SEARCH](request)

@@ -11,23 +11,13 @@ from rich.console import Console
 
 from export.validate import compare
 
-FAST = {
-    ("onnxruntime", name)
-    for name in (
-        "norm epsilon a little off in the cached decoder alone, which no number tells",
-        "value bias times .99",
-        "causal mask wrong at one position",
-        "padding pooled in a text's vector",
-        "scale 1 / d_k",
-        "cache in the wrong order",
-        "a mistake in the merged graph alone",
-        "the state kept after the ReLU",
-        "a clip of the gates of a student, where it chooses among a shortlist",
-        "forced and banned tokens of id 0 ignored",
-    )
-} | {("mlx", name) for name in ("norm in front of the sub-layers", "stale cache row", "beams not reordered")}
-FAST |= {
-    ("files", name) for name in ("two tokens exchanged", "another limit in one file", "a candidate of a shortlist")
+FAST = {  # of each side one that numbers show, one that only files tell, and one of searches; `make mutations` has all
+    ("onnxruntime", "norm epsilon a little off in the cached decoder alone, which no number tells"),
+    ("onnxruntime", "a mistake in the merged graph alone"),
+    ("onnxruntime", "forced and banned tokens of id 0 ignored"),
+    ("mlx", "stale cache row"),
+    ("files", "another limit in one file"),
+    ("files", "two tokens exchanged"),
 }
 ALL = all_mutations()
 
@@ -56,7 +46,7 @@ def test_a_bug_is_found_where_it_is_and_its_operation_named(
     assert not outcome.wrong
 
 
-@pytest.mark.parametrize("name", thinned(CONFIGS, 8))
+@pytest.mark.parametrize("name", thinned(CONFIGS, 16))
 def test_the_unmutated_models_pass(name: str, models: Models) -> None:
     report = compare(*models[name], seed=SEED, threads=1)
     assert report.equal, report.failures()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import pytest
+from combined import combined
 from small_models import alone, encoder_decoder
 
 from export.graph import built
@@ -34,8 +35,7 @@ def nothing_is_built():
     built.forget()
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("name", ["paper", "modern", "untied"])
+@pytest.mark.parametrize(("name", "target"), combined(["paper", "modern", "untied"], ["portable", "cpu"]))
 def test_a_copy_is_what_was_built(target, name):
     request = Request(config=encoder_decoder(name))
     chosen = TARGETS[target].for_model(request.config)

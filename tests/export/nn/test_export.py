@@ -80,7 +80,7 @@ def models(tmp_path_factory):
     return cache(lambda name: Model(configs()[name], tmp_path_factory.mktemp("model")))
 
 
-@pytest.mark.parametrize("name", thinned(CHOICES, 2))
+@pytest.mark.parametrize("name", thinned(CHOICES, 4))
 def test_encoder_decoder(models, name):
     model = models(name)
     (ids, mask), target_ids = source(model.config), target(model.config)

@@ -122,7 +122,7 @@ def test_the_layer_that_suffers_stays_in_float32(name: str, target: str, text: P
     assert f"float32 stays in `{SENSITIVE}.up_proj`; all other layers are int8." in (folder / "README.md").read_text(
         "utf-8"
     )
-    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
+    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1, searches=False)
     assert report.equal, report.failures()
     assert report.runtimes[0].arithmetic == f"int8; float32 in {SENSITIVE}.up_proj"
     if MODELS[name]:
@@ -177,7 +177,7 @@ def test_layers_are_left_by_name(tmp_path: Path) -> None:
     with console.capture() as printed:
         console.print(describe(folder, describe_graphs))
     assert ", ".join(left) in printed.get()
-    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
+    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1, searches=False)
     assert report.equal, report.failures()
     # A checkpoint that has the file is exported the same way again.
     (model / INT8_SCALES).write_bytes((folder / INT8_SCALES).read_bytes())
@@ -193,7 +193,7 @@ def test_with_fixed_scales_too(text: Path, tmp_path: Path) -> None:
     folder = export_onnx(model, tmp_path / "onnx", **options)
     entry = int8_entry(folder)
     assert (entry["scales"], entry["float32"]) == ("fixed", [SENSITIVE])
-    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1)
+    report = compare(model, folder, ["onnxruntime"], seed=5, longest=9, threads=1, searches=False)
     assert report.equal, report.failures()
     on_integers = {point.tap.partition(" ")[0] for point in report.points if point.tap.endswith("(integers)")}
     assert "encoder.layers.1.self_attention.query_proj.weight" in on_integers
@@ -209,7 +209,7 @@ def test_validate_finds_other_layers_than_said(change: str, tmp_path: Path) -> N
     values["products"] |= {other: {"float32": True}} if change == "more" else {f"{SENSITIVE}.up_proj.weight": {}}
     (folder / INT8_SCALES).write_text(json.dumps(values), encoding="utf-8")
     (folder / "manifest.json").unlink()
-    (structure,) = compare(model, folder, ["onnxruntime"], seed=5, longest=6, threads=1).structures
+    (structure,) = compare(model, folder, ["onnxruntime"], seed=5, longest=6, threads=1, searches=False).structures
     said = f"{other}: integers, int8_scales.json has it in float32"
     if change == "fewer":
         said = f"{SENSITIVE}.up_proj.weight: float32, int8_scales.json doesn't say so"

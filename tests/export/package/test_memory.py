@@ -57,7 +57,7 @@ def models(tmp_path_factory) -> list[tuple[Path, TransformerConfig]]:
 EXPORTS = [("cpu", "float32"), ("portable", "float32"), ("cpu", "int8"), ("web", "int4"), ("web", "float16")]
 
 
-@pytest.mark.parametrize(("target", "precision"), thinned_rows(EXPORTS, 3))
+@pytest.mark.parametrize(("target", "precision"), thinned_rows(EXPORTS, 5))
 def test_exports(target, precision, models, tmp_path):
     weights = 4 * parameter_count(models[0][1])
     large, small = (
@@ -69,7 +69,7 @@ def test_exports(target, precision, models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", thinned(["bfloat16", "float32"], 2))
 def test_sixteen_bits_are_widened_tensor_by_tensor(precision, models, tmp_path):
     halves = []
     for name, (folder, config) in zip(("large", "small"), models, strict=True):

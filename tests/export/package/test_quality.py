@@ -5,6 +5,7 @@ import json
 import numpy as np
 import onnxruntime as ort
 import pytest
+from combined import thinned
 from random_models import random_weights
 from small_models import alone, encoder_decoder, write_text_model
 
@@ -42,7 +43,7 @@ def text(tmp_path):
     return tmp_path / "source", tmp_path / "reference"
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_what_is_recorded_is_what_the_package_does(checkpoint, text, tmp_path, target, monkeypatch):
     monkeypatch.setitem(LIMITS, "int4", ALWAYS)
     gate = dict(zip(("gate_source", "gate_reference"), text, strict=True))

@@ -74,13 +74,14 @@ def test_float32_activations_keep_to_float32s_budget(name, target, tmp_path):
         folder = export_onnx(
             checkpoint, tmp_path / precision, target=target, precision=precision, activations="float32"
         )
-        report = judged(checkpoint, folder, precision)
+        searches = precision == "int4"  # how the weights were rounded is nothing that a search asks
+        report = judged(checkpoint, folder, precision, searches=searches)
         assert report.equal, report.failures()
         (runtime,) = report.runtimes
         assert (runtime.budget.rms, runtime.budget.max, runtime.budget.unit) == (4, 8, UNIT)
         assert runtime.arithmetic.startswith("weights of ")
         assert runtime.arithmetic.endswith("; float32 activations")
-        if CONFIGS[name].has_decoder:
+        if CONFIGS[name].has_decoder and searches:
             assert {tokens.search for tokens in report.tokens} >= {"greedy", "sampling", "beam 4"}
 
 
@@ -116,7 +117,7 @@ def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("precision", "tied"), combined(["int4", "int8-weights"], ["none", "target-output", "all"], step=2)
+    ("precision", "tied"), combined(["int4", "int8-weights"], ["none", "target-output", "all"], step=4)
 )
 def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied, tmp_path):
     """Target web reads tables in blocks of 32; of a width of 48 it can't; what is looked up is what is multiplied."""
@@ -130,7 +131,7 @@ def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied,
         assert "GatherBlockQuantized" not in {node.op_type for node in nodes(folder)}
 
 
-@pytest.mark.parametrize("target", thinned(TARGETS, 2))
+@pytest.mark.parametrize("target", thinned(TARGETS, 4))
 def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
     """No operator on blocks is left, as ONNX Runtime has no fast one; the files are as small all the same."""
     checkpoint, sizes = saved(tmp_path, dataclasses.replace(PAPER, d_model=64, d_ff=256)), {}
@@ -141,7 +142,7 @@ def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
         sizes[activations] = sum(path.stat().st_size for path in folder.rglob("*.onnx_data"))
     assert sizes["float32"] < 1.02 * sizes["int8"]
     assert not {"MatMulNBits", "DequantizeLinear"} & {node.op_type for node in nodes(folder)}
-    assert judged(checkpoint, folder, "int8-weights").equal
+    assert judged(checkpoint, folder, "int8-weights", searches=False).equal
     with pytest.raises(UserError, match="was exported with float32 activations; export it with activations int8"):
         OnnxTransformer(folder, activations="int8")
 
@@ -223,7 +224,7 @@ def test_choices_that_are_none_are_refused(tmp_path):
         OnnxTransformer(exact, activations="int8")
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_packed(target, tmp_path):
     config = wide()
     save_checkpoint(tmp_path / "plain", config, random_weights(config, 3))
@@ -246,7 +247,8 @@ def test_single_file(target, tmp_path):
         path = export_search(
             checkpoint, tmp_path / f"{activations}.onnx", target=target, precision="int4", activations=activations
         )
-        report = compare(checkpoint, path, ["onnxruntime"], seed=2, longest=8, threads=1)
+        searches = activations == "float32"  # those of int8's are judged in every folder
+        report = compare(checkpoint, path, ["onnxruntime"], seed=2, longest=8, threads=1, searches=searches)
         assert report.equal, report.failures()
         assert report.runtimes[0].arithmetic.endswith(f"; {activations} activations")
         found[activations] = [best.score for (best,) in SearchModel(path, threads=1).search(rows(), max_new_tokens=6)]

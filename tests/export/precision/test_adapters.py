@@ -87,9 +87,9 @@ def test_the_integers_stay_integers(tmp_path):
     [
         ("float32", "lora_a", NAME),
         ("float32", "gain", NAME),
-        ("float32", "factor", NAME),
+        pytest.param("float32", "factor", NAME, marks=SLOW),
         ("packed", f"{NAME}.lora_a", NAME),
-        ("packed", f"{NAME}.lora_b", NAME),
+        pytest.param("packed", f"{NAME}.lora_b", NAME, marks=SLOW),
         ("packed", f"{NAME}.gain", NAME),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combined import SLOW
 from quantized_models import EACH, ENCODER, SHORT, SMALL_GROUP, quantized_models, wide
 from runtimes import unasked
 from small_models import random_weights
@@ -108,7 +109,7 @@ def test_groups_without_whole_zero_points(tmp_path):
     assert report.equal, (report.seed, report.failures())
 
 
-@pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), SMALL_GROUP])
+@pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), pytest.param(SMALL_GROUP, marks=SLOW)])
 def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path, monkeypatch):
     """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference.
 

@@ -38,7 +38,7 @@ MODELS = {
 ROWS = [[5, 6, 7, 8, 2], [9, 2], [10, 11, 12, 2]]
 
 
-@pytest.fixture(scope="module", params=thinned(MODELS, 2))
+@pytest.fixture(scope="module", params=thinned(MODELS, 4))
 def package(request, tmp_path_factory):
     """(checkpoint, package, its precisions beside float32): all of the first model, one of a kind of the others"""
     chosen = LOWER if request.param == "paper" else ["float16", "int8", "int4"]
@@ -80,6 +80,7 @@ def test_all_files_are_standard_and_keep_their_inputs_and_outputs(package):
                 assert [v.type.tensor_type.elem_type for v in ours] == [v.type.tensor_type.elem_type for v in theirs]
 
 
+@pytest.mark.slow  # each target by itself is in make test
 @pytest.mark.parametrize("target", thinned(["cpu", "web"], 2))
 def test_the_other_targets_say_what_the_portable_one_says(target, tmp_path):
     _, folder = written(WIDE, tmp_path, LOWER, target=target)

@@ -153,6 +153,7 @@ def test_text(translating):
         assert onnx.translate(long, overlong=overlong) == model.translate(long, overlong=overlong)
 
 
+@pytest.mark.slow  # with an empty environment: repository/test_base_install.py
 def test_the_command_without_mlx(translating, tmp_path):
     """`python -m export` builds and translates in a process where MLX can't be imported."""
     _, folder = translating

@@ -51,7 +51,7 @@ def judge(model, count):
 
 
 def test_eight_threads(model):
-    judge(model, 150)
+    judge(model, 80)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import onnx
 import pytest
-from combined import SLOW, combined, in_pairs
+from combined import SLOW, combined, in_pairs, thinned
 from ending_models import POST_NORM, PRE_NORM, made, rows
 
 from export import OnnxTransformer, export_onnx
@@ -58,7 +58,7 @@ def test_finds_what_mlx_finds(both, options):
     equal(graph.search(rows(), **options), model.search(rows(), **options))
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_one_file_holds_vectors_of_any_width(target, tmp_path):
     """Those within the loop too, which lie in a data file until all is written."""
     model, checkpoint = made(tmp_path, **POST_NORM, **WIDE)
@@ -251,7 +251,7 @@ def test_lower_precisions(wide, tmp_path, target, precision):
         assert abs(row.score - other.score) < allowed * abs(other.score)
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_a_checkpoint_quantised_by_mlx(tmp_path, target):
     """Its integers stay what they are, in the loop's graph too."""
     _, checkpoint = made(tmp_path, **POST_NORM, d_model=64, heads=2, d_ff=64)

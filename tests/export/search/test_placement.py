@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from combined import combined
 from ending_models import POST_NORM, SIZES, made
 from onnx import helper
 
@@ -24,9 +25,7 @@ def inner_graphs(graph):
                 yield from inner_graphs(inner)
 
 
-@pytest.mark.parametrize(
-    ("target", "precision"), [("portable", "float32"), ("cpu", "float32"), ("portable", "int8"), ("cpu", "int8")]
-)
+@pytest.mark.parametrize(("target", "precision"), combined(["portable", "cpu"], ["float32", "int8"]))
 def test_matrices_are_stored_outside_and_constant_inside(tmp_path, target, precision):
     _, checkpoint = made(tmp_path, **POST_NORM)
     file = export_search(checkpoint, tmp_path / "search.onnx", target=target, precision=precision, force=True)

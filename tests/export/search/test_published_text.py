@@ -64,7 +64,7 @@ def test_ids_and_text_are_those_of_the_runtimes(model):
     tokenizer, config = Tokenizer.load(model), Transformer.load(model).config
     session = of_text(tokenizer, config)
     texts = [
-        *lines()[::20],
+        *lines()[::60],
         *OF_CODES,
         "a <extra_id_3>  b<mask>",
         "<mask><extra_id_0>x",

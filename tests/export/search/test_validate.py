@@ -42,7 +42,7 @@ def checkpoint_of(folder: Path, config, seed: int = 1) -> Path:
 @pytest.mark.parametrize(
     ("name", "target", "options"),
     [
-        ("paper", "portable", {}),
+        pytest.param("paper", "portable", {}, marks=SLOW),  # layers of two kinds: targets/test_layer_pattern.py
         ("modern", "cpu", {}),
         ("paper", "cpu", {"precision": "int8", "force": True}),
         pytest.param("modern", "portable", {"external": True}, marks=SLOW),
@@ -81,6 +81,7 @@ def test_every_option(name, target, tmp_path):
     assert {t.search for t in report.tokens} == SEARCHES
 
 
+@pytest.mark.slow  # the same file against MLX's search: test_graph.py
 @pytest.mark.parametrize("precision", thinned(["packed", "float32"], 2))
 def test_quantised_by_mlx(precision, tmp_path):
     plain = checkpoint_of(tmp_path, wide())

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from combined import thinned
 from serving import LINES, STREAM, Held, alone, call, check_mixed_requests, client
 from waiting import PATIENCE, until
 
@@ -188,7 +189,7 @@ def test_one_bad_item_spoils_no_other():
     asyncio.run(asyncio.wait_for(scene(), PATIENCE))
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("precision", thinned(["int8", "int4"], 2))
 def test_neighbours_change_no_answer(text_folder, tmp_path, precision):
     """int8 is computed in batches, a scale a row; int4, whose products hang on the number of rows, one by one."""
     export_onnx(text_folder / "model", tmp_path / "onnx", precision=precision, target="cpu", force=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +13,7 @@ from small_models import DECODER, write_text_model
 from export import OnnxTransformer
 from export.serve.completing import Written
 from export.serve.models import Named
-from export.serve.opening import load_all, open_onnx
-from export.settings import ServeSettings
-from mlx_transformer.decoding.speculation import Draft
 from mlx_transformer.generation.stream import NewToken, until
-from mlx_transformer.system.errors import UserError
 
 COMPLETIONS = "/v1/completions"
 GREEDY = {"model": "stories", "temperature": 0}
@@ -66,26 +61,6 @@ def test_greedy_completions_are_those_of_generate(shared, writer):
     assert usual["choices"][0]["text"] == writer.complete("one two", max_new_tokens=16)
     guessed = shared.post(COMPLETIONS, json={**GREEDY, "prompt": "one two", "speculate": 3}).json()
     assert guessed["choices"] == usual["choices"]
-
-
-def test_a_draft_guesses(shared, writer, text_model, tmp_path, monkeypatch):
-    """The answer is that without guesses; a draft that can't guess is refused before the server is ready."""
-    small = write_text_model(tmp_path / "small", **{**DECODER, "decoder_layers": 1}) / "onnx"
-    stories, settings = Named("stories", Path(writer.where)), ServeSettings(threads=1, draft=small)
-    guess, asked = Draft.__call__, []
-    monkeypatch.setattr(Draft, "__call__", lambda self, text, most: asked.append(most) or guess(self, text, most))
-    body = {**GREEDY, "prompt": "one two", "speculate": 3}
-    with client(load_all([stories], settings, open_onnx), settings) as (http_, _):
-        answer = http_.post(COMPLETIONS, json=body).json()
-    assert answer["choices"] == shared.post(COMPLETIONS, json={**body, "speculate": 0}).json()["choices"]
-    assert asked[0] == 3
-    translator = Path(text_model.where)
-    for named, draft, lack in (
-        (stories, translator, "has a draft model that is for a decoder alone, and this model has an encoder"),
-        (Named("en-de", translator), small, "is for a decoder alone, and this model has an encoder"),
-    ):
-        with pytest.raises(UserError, match=f"{named.path}: {lack}: leave out --draft"):
-            load_all([named], ServeSettings(threads=1, draft=draft), open_onnx)
 
 
 def test_a_prompt_may_be_ids(shared, writer):

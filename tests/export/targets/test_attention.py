@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from combined import combined
+from combined import combined, thinned_rows
 from command_line import caller, refused
 from copying_model import write_copying_model
 from random_models import write_model
@@ -52,7 +52,9 @@ def test_what_changes_attention(name, target, tmp_path):
     assert judged(report) == dict.fromkeys(WAYS[target], True)
 
 
-@pytest.mark.parametrize(("target", "precision"), [("portable", "int8"), ("web", "float16"), ("cpu", "int4")])
+@pytest.mark.parametrize(
+    ("target", "precision"), thinned_rows([("portable", "int8"), ("web", "float16"), ("cpu", "int4")], 2)
+)
 def test_lower_precisions(target, precision, tmp_path):
     folders = exported(tmp_path, target=target, precision=precision, accept_loss=True)
     report = compare(*folders, [f"onnxruntime:cpu:all:{precision}"], longest=8, threads=1, searches=False)

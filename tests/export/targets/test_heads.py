@@ -57,7 +57,7 @@ def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: P
 )
 def test_every_head_is_equal_in_fewer_bits(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, onnx = write_model(config_of(HEADS[name]), tmp_path, 5, accept_loss=True, **options)
-    report = compare(model, onnx, ["onnxruntime"], 5, threads=1)
+    report = compare(model, onnx, ["onnxruntime"], 5, threads=1, searches=False)
     assert report.equal, report.failures()
 
 

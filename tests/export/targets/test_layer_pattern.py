@@ -160,8 +160,7 @@ def test_a_key_at_the_edge_is_seen_and_one_beyond_is_not(window: int, causal: bo
         assert np.flatnonzero(moved).tolist() == list(range(6 if causal else 6 - window, 6 + window + (not causal)))
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("window", [1, 4, 40])
+@pytest.mark.parametrize(("window", "padded"), combined([1, 4, 40], [False, True]))
 def test_a_decoder_with_windows_goes_on_from_its_cache_at_every_point(window: int, padded: bool) -> None:
     """Columns are counted, padding on the left with them; a window of one key more gives other logits."""
     layers: Any = dict(**ALONE, decoder_layers=3, positions="rotary", norm_placement="pre", key_value_heads=2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combined import SLOW
 from random_models import write_model
 from small_models import DECODER, random_weights
 
@@ -66,7 +67,10 @@ def test_a_table_is_that_of_transformers_at_far_positions() -> None:
     assert np.abs(cos - np.cos(9999 * 10.0 ** -np.arange(4))).max() > 1e-5  # float64's are others
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("by layer", "longrope", "partial") else pytest.param(name, marks=SLOW) for name in SCALINGS],
+)
 def test_runtimes_agree(name: str, tmp_path: Path) -> None:
     model, onnx = write_model(config_of(name), tmp_path, 3)
     searches = name == "by layer"  # a table of its own in some layers: the others' is one table, whatever is in it

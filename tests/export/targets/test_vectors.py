@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from combined import thinned
+from combined import SLOW
 from small_models import alone, encoder_decoder, random_weights
 
 from export import OnnxTransformer, export_onnx
@@ -63,7 +63,9 @@ PROVED = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(PROVED, 3))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("cpu", "an encoder alone") else SLOW) for name in PROVED]
+)
 def test_validate_proves_it_for_vectors_of_no_table(name: str, tmp_path) -> None:
     target, config, precision = PROVED[name]
     checkpoint = saved(tmp_path, config)

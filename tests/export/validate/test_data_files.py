@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from combined import thinned
 from random_models import write_model
 from small_models import encoder_decoder
 
@@ -90,7 +91,7 @@ def test_data_files_with_several_links_are_read(exported: tuple[Path, Path], cha
     assert report.equal, report.failures
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", thinned(TARGETS, 2))
 def test_every_byte_of_an_export_is_read(target: str, tmp_path: Path) -> None:
     paths = write_model(encoder_decoder("modern"), tmp_path, 1, target=target, external_threshold=64)
     files = found(*paths)

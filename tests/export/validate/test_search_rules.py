@@ -126,7 +126,7 @@ RULE_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("rule", ["nothing", *thinned(RULE_NAMES, 3)])
+@pytest.mark.parametrize("rule", ["nothing", *thinned(RULE_NAMES, 6)])
 def test_a_runtime_that_forgets_a_rule_is_found(sharp: Path, rule: str) -> None:
     opened = open_checkpoint(sharp)
     config, weights = opened.config, dict(opened.tensors())
@@ -197,7 +197,7 @@ class AtBorders(ReferenceEngine):
         return Options(**given)
 
 
-@pytest.mark.parametrize("wrong", ["", *thinned(["id 0", "start 0", "last id", "limit", "n_best"], 2)])
+@pytest.mark.parametrize("wrong", ["", *thinned(["id 0", "start 0", "last id", "limit", "n_best"], 3)])
 def test_a_runtime_that_is_wrong_at_a_border_is_found(wrong: str, tmp_path: Path) -> None:
     """Ids 0 and V - 1 are words of this model."""
     config = dataclasses.replace(encoder_decoder("paper"), pad_id=1, bos_id=2, eos_id=3)

@@ -96,7 +96,7 @@ def test_what_is_forced_is_always_among_them(beam: int) -> None:
         assert ours[0].ids[: len(forced)] == forced
 
 
-@pytest.mark.parametrize(("name", "bits"), combined(CHOICES, [None, 8], step=2))
+@pytest.mark.parametrize(("name", "bits"), combined(CHOICES, [None, 8], step=4))
 def test_mlx_multiplies_their_rows_alone(name: str, bits: int | None) -> None:
     config = encoder_decoder(name)
     weights = {key: mx.array(array) for key, array in random_weights(config).items()}

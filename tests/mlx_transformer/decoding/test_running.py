@@ -99,7 +99,7 @@ def test_tokens_are_those_of_each_row_alone(models, runtime):
     with opened[runtime].decoding() as model:
         assert model.joins == (kind not in ALONE)
         prefixes = Prefixes(model.config, 60 * position_bytes(model.config))
-        running, asked = Running(model, chunk=4, prefixes=prefixes), requests(12)
+        running, asked = Running(model, chunk=4, prefixes=prefixes), requests(7)
         alone = [[*stream_tokens(model, **request)][:left] for request, _, left in asked]
         for given in (asked, asked[:4], [(request, 0, left) for request, _, left in asked]):
             for tokens, expected in zip(written(running, given), alone, strict=False):

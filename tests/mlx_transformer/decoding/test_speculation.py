@@ -65,7 +65,7 @@ def reads(monkeypatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sampling", "rules"])
 def test_the_same_tokens_in_fewer_steps(model, reads, settings):
-    for new, counts in ((1, [3]), (2, [3]), (40, [1, 3, 11])):
+    for new, counts in ((1, [3]), (2, [3]), (24, [3, 11])):
         fixed = settings | {"max_new_tokens": new, "min_new_tokens": new}
         wanted = model.generate(PROMPTS, **fixed)
         for count in counts:

@@ -24,7 +24,7 @@ FOLDERS = (
     "golden_decoders/gpt2-numbered",
     "golden_vectors/gemma3",
 )
-MOST = 60
+MOST = 25
 """Values of a file that are tried; `make fuzz` draws others."""
 LONGEST = 700
 """Characters of a message, the folder's name aside."""

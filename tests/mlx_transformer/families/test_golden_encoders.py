@@ -176,7 +176,7 @@ def test_an_untied_classifier_has_a_bias_of_its_own(name: str, tmp_path: Path) -
     assert all(np.array_equal(written[key], tensors[own]) for key in (shared, own))
 
 
-@pytest.mark.parametrize(("name", "target"), combined(NAMES, ["portable", "cpu", "web"], step=4))
+@pytest.mark.parametrize(("name", "target"), combined(NAMES, ["portable", "cpu", "web"], step=8))
 def test_validate_finds_every_target_equal(
     name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path
 ) -> None:

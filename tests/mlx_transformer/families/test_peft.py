@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adapter_models import made
+from combined import combined
 from quantized_models import wide
 from random_models import random_weights
 
@@ -101,8 +102,7 @@ def test_merged_into_integers_only_what_it_changes_is_rounded_again(tmp_path: Pa
 BASES = ["golden/umt5", "golden_encoders/modernbert-tokens", "golden_encoders/distilbert", "golden_decoders/gpt2"]
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+@pytest.mark.parametrize(("base", "kind"), combined(BASES, ["lora", "rslora", "dora"]))
 def test_an_adapter_written_for_peft_changes_the_base_as_ours_does(base: str, kind: str, tmp_path: Path) -> None:
     import_huggingface(HERE / base, tmp_path / "base")
     maps = linear_maps(open_checkpoint(tmp_path / "base").config)

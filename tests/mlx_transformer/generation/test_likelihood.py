@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combined import combined
 from random_models import write_model
 from small_models import alone, encoder_decoder, random_weights
 
@@ -37,8 +38,7 @@ def near(found, config, weights):
     assert np.ptp(exact) > 1  # else any would do
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
-@pytest.mark.parametrize("name", ["paper", "modern"])
+@pytest.mark.parametrize(("name", "target"), combined(["paper", "modern"], ["portable", "cpu"]))
 def test_both_runtimes_find_the_reference_s(name, target, tmp_path):
     config = encoder_decoder(name)
     checkpoint, folder = write_model(config, tmp_path, target=target)

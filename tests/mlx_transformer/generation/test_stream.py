@@ -79,7 +79,7 @@ def test_a_token_costs_one_step_and_the_first_none():
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_text_is_that_of_translate(text_model, cpu, mlx, request_):
     for model in (text_model, cpu, mlx):
-        for line in LINES:
+        for line in LINES if model is text_model else LINES[3:5]:
             got = list(model.stream(line, **request_))
             assert "".join(got) == model.translate([line], **request_)[0]
             assert all(got), "an empty piece"
@@ -199,7 +199,7 @@ def test_threads_share_one_model(text_folder, tmp_path, target):
     onnx = OnnxTransformer(export_onnx(text_folder / "model", tmp_path / "onnx", target=target), threads=1)
     random_ = random.Random(2)
     words = "one two three four five six größer".split()
-    lines = [" ".join(random_.choices(words, k=random_.randint(1, 9))) for _ in range(24)]
+    lines = [" ".join(random_.choices(words, k=random_.randint(1, 9))) for _ in range(12)]
     requests = [{}, {"beam": 3}, {"sample": True, "seed": 1}, {"max_new_tokens": 5}]
     jobs = [(lines[i : i + 4], request) for i in range(0, len(lines), 4) for request in requests]
 

@@ -43,7 +43,7 @@ def like_a_gpu():
 
 @pytest.mark.parametrize(
     ("arrays", "options"),
-    combined([MlxArrays, like_a_gpu], REQUESTS),
+    combined([MlxArrays, like_a_gpu], REQUESTS, step=2),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_numpy_and_mlx_decide_alike(options, arrays):
@@ -123,7 +123,7 @@ def model_of(changes, vocab_size=31):
     return Transformer(TransformerConfig(vocab_size=vocab_size, **{**sizes, **changes}))
 
 
-@pytest.mark.parametrize("name", thinned(CONFIGS, 2))
+@pytest.mark.parametrize("name", thinned(CONFIGS, 4))
 def test_the_cache_changes_nothing(name):
     model = model_of(CONFIGS[name])
     sources = rows(4, 31, seed=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from adapter_runs import BASES, adapting, write_bases
 from choices import both_choices
-from combined import combined
+from combined import combined, thinned
 from mlx.utils import tree_flatten
 from tiny_run import metrics
 
@@ -157,7 +157,7 @@ def test_layers_computed_again_give_the_same_gradients(bases, tmp_path):
         np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("final", ["last", "best", "average", "moving-average"])
+@pytest.mark.parametrize("final", thinned(["moving-average", "best", "average", "last"], 2))
 def test_which_adapter_is_kept(bases, final, tmp_path):
     """With a learning rate that spoils everything the first validation is the best."""
     options = {"learning_rate": 3.0, "valid_every": 1, "best": "loss", "checkpoint_steps": 1, "keep": 9, "average": 2}

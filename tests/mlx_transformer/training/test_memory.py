@@ -82,6 +82,7 @@ def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path):
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
+@gpu_in_slow
 def test_what_never_fits(tmp_path):
     with pytest.raises(UserError, match=r"memory = 0\.0001 GB: the smallest part of a step needs .* GB; raise it, or"):
         trainer(tmp_path, "run", memory=0.0001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from choices import both_choices
+from choices import both_choices, gpu_in_slow
 from tiny_run import MODEL, reading, recipe, write_pairs
 
 from mlx_transformer.system.errors import UserError
@@ -55,6 +55,7 @@ def mixed(folder) -> dict:
     return {"source": None, "target": None, "corpora": tables, "vocab_size": 270}
 
 
+@gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_a_run_with_the_cache_is_bit_identical_and_goes_on_without_it(tmp_path):
     train(tmp_path, "memory", {}, steps=7)

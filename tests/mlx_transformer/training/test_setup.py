@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from choices import both_choices
+from choices import both_choices, gpu_in_slow
 from tiny_run import metrics, recipe
 
 from mlx_transformer import Transformer
@@ -142,6 +142,7 @@ def test_the_best_checkpoint_is_kept_and_chosen(tmp_path):
     assert record["model"] == {"final": "best", "steps": [best + 1]}
 
 
+@gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_the_average_of_the_last_checkpoints(tmp_path):
     result = train(tmp_path, final="average", average=3, checkpoint_steps=2, steps=7)
