@@ -60,7 +60,6 @@ class ServeArguments(TypedDict, total=False):
     workers: int
     precision: PrecisionName | None
     shortlist: Path | str | None
-    draft: Path | None
     date: str | None
     access_log: bool
     verify: bool

@@ -157,9 +157,6 @@ class ServeSettings:
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
     """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
     tokens; unset: as each model's settings say."""
-    draft: Path | None = field(default=None, metadata=ADVANCED)
-    """Smaller decoder with the models' vocabulary, which guesses the tokens of requests with `speculate`; unset: they
-    are looked up in the text so far."""
     date: str | None = None
     """The date that chat templates write, e.g. 2026-01-31, so that prompts stay the same; unset: today's."""
     access_log: bool = False

@@ -41,8 +41,8 @@ def serve(models: str | Path | Sequence[str | Path], open: Any = None, **setting
     chosen = ServeSettings(**settings)
     named = opening.Named.of([models] if isinstance(models, str | Path) else models)
     open = open or opening.open_onnx
-    for path in [*(model.path for model in named), *([chosen.draft] if chosen.draft else [])]:
-        opening.check(path, chosen, open)  # before anything is loaded
+    for model in named:  # before anything is loaded
+        opening.check(model.path, chosen, open)
     batcher = batching.Batcher(chosen.max_batch, chosen.max_wait_ms / 1000, chosen.max_queue, chosen.workers)
     load = partial(opening.load_all, named, chosen, open)
     server.run(app.App(load, batcher, chosen), ", ".join(str(model.path) for model in named), chosen)

@@ -354,7 +354,7 @@ class CompletionModel(Loaded):
         """The running batch of this thread."""
         if not hasattr(self._of_thread, "running"):
             rounded = self.model.depends_on_rounding
-            with self.model.deciding() as model:
+            with self.model.decoding() as model:
                 # Rows that join are padded, which changes last bits, unless they have their own lengths.
                 apart = self.model.depends_on_batch if model.own_lengths else rounded
                 self._of_thread.running = Running(model, prefixes=self.prefixes, apart=apart, whole_chunks=rounded)

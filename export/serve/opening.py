@@ -14,7 +14,6 @@ from export.settings import PrecisionName, ServeSettings
 from mlx_transformer.core.folders import Place
 from mlx_transformer.decoding.options import Hypothesis
 from mlx_transformer.decoding.search import SharedSearch
-from mlx_transformer.decoding.speculation import lack_of_guesses
 from mlx_transformer.generation.translate import Overlong, Translation, join
 from mlx_transformer.system.errors import UserError
 
@@ -57,9 +56,6 @@ def check(path: Path, settings: ServeSettings, open: Open) -> None:
 def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> dict[Named, Model]:
     """Open all models and run each once."""
     loaded = {}
-    draft = None
-    if settings.draft is not None:
-        draft = open(settings.draft, threads=settings.threads, precision=None, verify=settings.verify)
     for named in models:
         options = {"threads": settings.threads, "precision": settings.precision, "verify": settings.verify}
         opened = open(named.path, **options)
@@ -67,11 +63,6 @@ def load_all(models: Sequence[Named], settings: ServeSettings, open: Open) -> di
             why = "takes text, whose tokens are its own" if opened.takes_text else "doesn't translate"
             raise UserError(f"{named.path}: {why}: leave out --shortlist")
         opened.use_shortlist(settings.shortlist)
-        if draft is not None:
-            opened.use_draft(draft)
-            with opened.deciding() as model:
-                if lack := lack_of_guesses(model):
-                    raise UserError(f"{named.path}: {lack}: leave out --draft")
         loaded[named] = warmed(opened)
     return loaded
 

@@ -155,24 +155,18 @@ class Speculated(Model):
 
 def check_speculation(model: Model, options: Options, narrowed: bool) -> None:
     """Raise `UserError` if this search can't speculate. narrowed: whether outputs have candidates."""
-    reasons = [lack_of_guesses(model)]
+    reasons = [_lack(model)]
     if narrowed:
         reasons.append("guesses any token, not candidates alone")
     if options.beam > 1:
         reasons.append("checks guesses of one hypothesis, not of a beam")
+    if model.draft is not None and (lack := _lack(model.draft)):
+        reasons.append(f"has a draft model that {lack}")
+    elif model.draft is not None and model.draft.config.vocab_size != model.config.vocab_size:
+        sizes = model.draft.config.vocab_size, model.config.vocab_size
+        reasons.append("has a draft model with another vocabulary: {} tokens, not {}".format(*sizes))
     for reason in filter(None, reasons):
         raise UserError("{speculate} {}; leave it out", reason, speculate=options.speculate)
-
-
-def lack_of_guesses(model: Model) -> str | None:
-    """Why a model can't read guesses, or its draft model can't make them; None if they can."""
-    if (lack := _lack(model)) or model.draft is None:
-        return lack
-    if lack := _lack(model.draft):
-        return f"has a draft model that {lack}"
-    sizes = model.draft.config.vocab_size, model.config.vocab_size
-    same = sizes[0] == sizes[1]
-    return None if same else "has a draft model with another vocabulary: {} tokens, not {}".format(*sizes)
 
 
 def _lack(model: Model) -> str | None:

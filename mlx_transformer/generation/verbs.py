@@ -136,7 +136,7 @@ class TextVerbs:
         self.__dict__["draft"] = model  # past MLX, which would make it a part of this network
 
     @contextmanager
-    def deciding(self, **how: Any) -> Iterator[Model]:
+    def _deciding(self, **how: Any) -> Iterator[Model]:
         """`decoding` with the draft model."""
         with self.decoding(**how) as model:
             if self.draft is None:
@@ -636,7 +636,7 @@ class TextVerbs:
     ) -> list[T]:
         """Call `generate` or `search` with the model's own settings and shortlist. how: arguments of `decoding`."""
         ids, chosen = self._shortlisted(*self._with_languages(ids, options, prefix))
-        with self.deciding(**how) as model:
+        with self._deciding(**how) as model:
             return verb(model, ids, prefix, **resolved(self.generation, chosen))
 
     def _with_languages(
@@ -680,10 +680,10 @@ class TextVerbs:
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
         """Start at once, so that errors are raised at the call; decode on while the caller reads."""
-        with self.deciding() as model:
+        with self._deciding() as model:
             items = begin(model)
         return self._while_decoding(items)
 
     def _while_decoding(self, items: Iterator[T]) -> Iterator[T]:
-        with self.deciding():
+        with self._deciding():
             yield from items

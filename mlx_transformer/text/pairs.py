@@ -1,5 +1,5 @@
-"""Two texts as one row of ids: what stands before, between and behind them, and which kind each token is of; and
-where the tokens of a text stand in it."""
+"""Two texts as a row of ids with special tokens and token types; long texts as overlapping windows; tokens' places in
+their text."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ class Located(NamedTuple):
 
     ids: list[int]
     places: list[tuple[int, int] | None]
-    """The first character of each token and the one after its last, counted from 0; None of what stands around a
-    text."""
+    """First and last character + 1 of each token, from 0; None for special tokens."""
 
     @classmethod
     def of(cls, encoding: tokenizers.Encoding) -> Located:
-        """Take a text as the library has it."""
+        """Read an encoding of the library `tokenizers`."""
         around = encoding.special_tokens_mask
         return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
 
     def cut(self, most: int) -> Located:
-        """Return the same without its last tokens but the one that ends it, so that it has so many."""
+        """Cut the text to `most` tokens, the end token included."""
         return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
 
     def windows(self, most: int) -> list[Window]:
-        """Return rows of at most so many tokens, each a part of the text with what stands around it; neighbouring parts
-        overlap. `UserError` where no token finds room."""
+        """Cut the text into overlapping parts, each with the special tokens: rows of at most `most` tokens. Raises
+        `UserError` if the special tokens leave no room."""
         inside = [i for i, place in enumerate(self.places) if place is not None]
         before, end = (inside[0], inside[-1] + 1) if inside else (len(self.ids), len(self.ids))
         head, text, tail = self.ids[:before], self.ids[before:end], self.ids[end:]
@@ -57,7 +56,7 @@ class Located(NamedTuple):
         return windows
 
     def alone(self) -> Located:
-        """Return the same without what stands around the text."""
+        """Return the text without special tokens."""
         pairs = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
         return Located([id for id, _ in pairs], [place for _, place in pairs])
 
@@ -75,18 +74,18 @@ class Window(NamedTuple):
 
 
 OVERLAP = 128
-"""Tokens that neighbouring windows share, or half of what a window holds, where that is less."""
+"""Tokens that neighbouring windows share; at most half a window."""
 
 
 def _starts(count: int, size: int) -> range:
-    """Return where parts of so many tokens begin in a text of `count`, so that neighbours overlap."""
+    """Return the starts of overlapping parts of `size` tokens in a text of `count`."""
     step = size - min(OVERLAP, size // 2)
     return range(0, max(1, count - size + step), step)
 
 
 class PairForm:
-    """The form that a parsed tokenizer.json gives to pairs. `UserError` for one that has none, or no room for any text
-    in `max_length` tokens."""
+    """A tokenizer.json's form of pairs: special tokens and token types. Raises `UserError` without such a form, or if
+    `max_length` leaves no room for text."""
 
     def __init__(self, specification: Mapping[str, Any], max_length: int | None = None) -> None:
         template = specification.get("post_processor") or {}
@@ -100,7 +99,7 @@ class PairForm:
             raise UserError("{max_length}: {} tokens stand around two texts: give more", around, max_length=max_length)
 
     def row(self, first: list[int], second: list[int]) -> Pair:
-        """Join the ids of two texts. Where they are too many, the longer text loses its last ones, then both."""
+        """Join the ids of two texts. If they are too long, the end of the longer text is cut, then both."""
         texts = dict(zip("AB", self._fitting(first, second), strict=True))
         pair = Pair([], [])
         for part in self._parts:
@@ -112,13 +111,13 @@ class PairForm:
 
     @property
     def half(self) -> int:
-        """Half of the tokens of both texts: a first text of so many leaves room for the second."""
+        """Most tokens of a first text that leave as much room for the second."""
         assert self._room is not None
         return max(1, self._room // 2)
 
     def windows(self, first: list[int], second: list[int]) -> list[Window]:
-        """Join a text of at most `half` tokens with each part of one that may be too long; neighbouring parts overlap.
-        `UserError` where no token of it finds room."""
+        """Join a text of at most `half` tokens with each overlapping part of a second text. Raises `UserError` if the
+        first leaves no room."""
         assert self._room is not None
         size = self._room - len(first)
         if size < 1:
@@ -136,7 +135,7 @@ class PairForm:
         return self._place_of("A", 0)
 
     def _place_of(self, text: str, first: int) -> int:
-        """Return where a text, A or B, begins in a row whose first text has so many tokens."""
+        """Return where text A or B begins in a row whose first text has `first` tokens."""
         at = 0
         for part in self._parts:
             [(kind, entry)] = part.items()
@@ -146,7 +145,7 @@ class PairForm:
         return at
 
     def _fitting(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-        """Return what is kept of both: half of the room each, and of an odd one the last place for the longer text."""
+        """Cut both texts to the room: half of it each, the odd token for the longer text."""
         room = self._room
         if room is None or len(first) + len(second) <= room:
             return first, second

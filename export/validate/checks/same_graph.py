@@ -172,14 +172,15 @@ class Comparison:
     def _attributes(self, label: str, expected: ir.Node, got: ir.Node, path: Key, inner_only: bool = False) -> None:
         for name in dict.fromkeys([*expected.attributes, *got.attributes]):
             pair = [node.attributes.get(name) for node in (expected, got)]
-            if all(each is not None and each.type == ir.AttributeType.GRAPH for each in pair):
+            kinds = {None if each is None else each.type for each in pair}
+            if kinds == {ir.AttributeType.GRAPH}:
                 a, b = (each.as_graph() for each in pair if each is not None)
                 self._graphs(a, b, (*path, name))
                 continue
             if inner_only:
                 continue
             should, value = (_plain(node, name, each) for node, each in zip((expected, got), pair, strict=True))
-            if all(isinstance(each, ir.TensorProtocol) for each in (should, value)):
+            if kinds == {ir.AttributeType.TENSOR}:
                 self._tensors.append((f"{label}: {name}", None, should, value))
             elif should != value:
                 words = ["not there" if each is None else each for each in (value, should)]
