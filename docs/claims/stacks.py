@@ -11,13 +11,14 @@ import numpy as np
 
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.greedy import Greedy
-from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.layers import Decoder, Encoder
+from mlx_transformer.runtime.transformer import Transformer
 
 from .drawing import SERIES, SOFT, bars, canvas, draw_key, heat_map, label_cells
 from .measure import how_many, largest
 from .network import copying, tiny
 from .row import Found, Row, above, below, equal
+from .trained import attention_maps
 
 
 def stacks() -> Found:
@@ -39,16 +40,35 @@ def padding_change() -> float:
     return largest(padded[:1, :4] - alone)
 
 
-@lru_cache
 def copying_losses(silent: bool = False) -> tuple[float, float]:
     """The first and the last loss of 150 steps. silent: cross-attention hands over zeros, and can't learn otherwise."""
+    losses, _ = learned_to_copy(silent)
+    return losses[0], losses[-1]
+
+
+@lru_cache
+def learned_to_copy(silent: bool = False) -> tuple[list[float], Transformer]:
+    """Train a 2+2 stack; returns the loss of each step, and the model."""
     model = tiny(dropout=0.0)
     for layer in model.decoder.layers if silent else ():
         output = layer.cross_attention.output_proj
         output.weight = mx.zeros_like(output.weight)
         output.freeze()
-    losses = copying(model, 150)
-    return losses[0], losses[-1]
+    return copying(model, 150), model
+
+
+WORDS = [5, 8, 3, 10, 6]
+
+
+def training_shown() -> dict[str, Any]:
+    """What the page of `explain` shows of this training: the loss of each step, and the head of cross-attention that
+    looks most at the word to copy, on `WORDS`, before and after."""
+    losses, model = learned_to_copy()
+    after, before = (attention_maps(each, WORDS, [1, *WORDS])["cross"] for each in (model, tiny(dropout=0.0)))
+    straight = after[:, :, : len(WORDS)].diagonal(axis1=2, axis2=3).mean(axis=2)  # (layers, heads)
+    layer, head = (int(n) for n in np.unravel_index(straight.argmax(), straight.shape))
+    maps = {name: np.round(maps[layer, head], 4).tolist() for name, maps in (("before", before), ("after", after))}
+    return {"losses": [round(loss, 4) for loss in losses], "words": WORDS, "layer": layer, "head": head} | maps
 
 
 SUBLAYERS = {

@@ -1,10 +1,13 @@
 """What the notes claim about embeddings, norms, residuals, the feed-forward net, stacks, classifier and decoding."""
 
+import json
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from claims import feedforward, norms, stacks
 from claims.table import ROWS, claimed
+from imports import ROOT
 from mlx import nn
 
 from mlx_transformer import Transformer
@@ -112,6 +115,18 @@ def test_a_two_plus_two_stack_trains() -> None:
     first, last = stacks.copying_losses()
     assert claimed(26, "loss of a 2+2 stack that copies five words of nine, first step").holds([first])
     assert claimed(26, "after 150 steps").holds([last])
+
+
+def test_the_page_of_explain_tells_of_this_training() -> None:
+    """To what other machines round otherwise: the first steps, and how both maps look."""
+    told = json.loads((ROOT / "export/explain/walk/training.json").read_text(encoding="utf-8"))
+    found = stacks.training_shown()
+    assert (told["layer"], told["head"], told["words"]) == (found["layer"], found["head"], found["words"])
+    np.testing.assert_allclose(told["losses"][:20], found["losses"][:20], rtol=1e-2)
+    np.testing.assert_allclose(told["losses"], found["losses"], atol=0.3)
+    np.testing.assert_allclose(told["before"], found["before"], atol=1e-3)
+    assert np.argmax(told["after"], axis=1).tolist()[:5] == [0, 1, 2, 3, 4]
+    assert np.argmax(found["after"], axis=1).tolist()[:5] == [0, 1, 2, 3, 4]
 
 
 def test_the_classifier_gives_word_probabilities() -> None:
