@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from export.web.models import Graph, SiteModel
 from export.web.write import Inside
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
+from mlx_transformer.data.sentences import build
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
@@ -78,13 +80,20 @@ def shipped() -> list[dict[str, Any]]:
     return [_opened(FOLDER / name, *entry) for name, entry in MODELS.items()]
 
 
+@cache
+def known_words() -> list[str]:
+    """The words of the English sentences that the models learned from."""
+    return sorted({word for text in build().train.source for word in text.split()})
+
+
 def _opened(folder: Path, title: str, description: str, examples: list[dict[str, Any]]) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
     text = checked_tokenizer(checkpoint)
     tokenizer = None if text is None else page_tokenizer(text)
     if tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer that a page runs; install the package again")
-    return live(checkpoint.config, dict(checkpoint.tensors()), tokenizer, title, description, examples)
+    weights = dict(checkpoint.tensors())
+    return live(checkpoint.config, weights, tokenizer, title, description, examples) | {"words": known_words()}
 
 
 POLICY = (

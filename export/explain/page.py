@@ -33,6 +33,7 @@ from mlx_transformer.core.parameters import (
     source_embedding_name,
     target_embedding_name,
 )
+from mlx_transformer.core.positions import rotary_frequencies
 from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.generation.embed import prepared
 from mlx_transformer.page.script import compact, compact_style, joined
@@ -62,7 +63,8 @@ def page(
     `links_from`; a file without an address is only named.
     """
     walk = kit.neighbour_texts(__file__, "walk/shell.html")
-    shown = {"models": models, "words": words(), "links": links or {}}
+    training = json.loads(kit.neighbour_texts(__file__, "walk/training.json"))
+    shown = {"models": models, "words": words(), "links": links or {}, "training": training}
     body = f'<div id="walk">{walk}</div>{_json("walk-data", shown)}'
     css = kit.neighbour_texts(kit.__file__, "kit.css") + kit.neighbour_texts(__file__, "walk/walk.css")
     entry = "walk.js" if all("weights" in model for model in models) else "all.js"
@@ -275,9 +277,17 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
         "texts": {int(id): token_text(model.tokenizer, int(id)) for id in {*likely.tolist(), *sentence.written}},
         "points": {"arrays": arrays, "equal": equal},
         "types": list(sentence.types),
+        "turns": _turns(config),
         "embedding": None if model.embedding is None else _embedding_facts(model.embedding),
         "parameters": {name: _array(array, 32) for name, array in norms.items()},
     }
+
+
+def _turns(config: TransformerConfig) -> dict[str, list[float]]:
+    """Of each stack whose queries and keys are turned: the angle of each pair per position."""
+    encoder = {"encoder": config.of("encoder")} if config.has_encoder else {}
+    own = encoder | ({"decoder": config.of("decoder")} if config.has_decoder else {})
+    return {name: rotary_frequencies(each).tolist() for name, each in own.items() if each.positions == "rotary"}
 
 
 def _points_inside(model: Opened, sentence: ExplainedSentence, values: Mapping[str, NDArray]) -> dict[str, NDArray]:

@@ -70,20 +70,24 @@ export const key = () => '<p class="key" aria-hidden="true"><i class="m" style="
   + '<i style="--a:0"></i><i style="--a:.5"></i><i style="--a:1"></i> below 0 (notched at the foot) · 0 · above 0;'
   + ' ± is the largest of the strip. Click a cell to work that column out.</p>';
 
-/** Draw weights (rows x columns). lit: the chosen row. options.rows: indices of these rows in the point; null: all. */
+/** Draw weights (rows x columns), with words at both. lit: the chosen row. options.rows: indices of these rows in the
+ * point; null: all. */
 export function map(label, rows, columns, weight, { point, index, lit = -1, rows: places = null, said }) {
   const lines = rows.map((row, r) => {
     const weights = columns.map((_, c) => weight(r, c));
     const attributes = ` data-from="0"${placed(point, `${index}${places ? places[r] : r}`)} data-say="${escaped(row)}"`;
-    return `<div class="line${r === lit ? ' on' : ''}">${cells(weights.map((w) => [w ** 0.75, false]), weights, { attributes })}</div>`;
+    return `<div class="line${r === lit ? ' on' : ''}"><span>${escaped(row)}</span>${cells(weights.map((w) => [Math.sqrt(w), false]), weights, { attributes })}</div>`;
   });
-  return `<div class="map" role="img" aria-label="${escaped(`${label}: ${said}`)}" style="--n:${columns.length}"`
-    + ` data-columns="${escaped(JSON.stringify(columns))}">${lines.join('')}</div>`;
+  const named = columns.map((text) => `<span>${escaped(text)}</span>`).join('');
+  return `<div class="map${columns.length > DENSE ? ' dense' : ''}" role="img" aria-label="${escaped(`${label}: ${said}`)}" style="--n:${columns.length}"`
+    + ` data-columns="${escaped(JSON.stringify(columns))}"><div class="columns">${named}</div>${lines.join('')}</div>`;
 }
 
+const DENSE = 24; // more columns leave no room for words
+
 /** The key for maps. */
-export const mapKey = () => '<p class="key" aria-hidden="true">0 <i style="--a:0"></i><i style="--a:.35"></i><i style="--a:.6"></i><i style="--a:.8"></i><i style="--a:1"></i> 1'
-  + ' · a row is a word that looks, a column one that is looked at; a row adds up to 1.</p>';
+export const mapKey = () => '<p class="key of-map" aria-hidden="true">0 <i style="--a:0"></i><i style="--a:.32"></i><i style="--a:.5"></i><i style="--a:.71"></i><i style="--a:1"></i> 1, between them .1, .25, .5'
+  + ' · a row is a word that looks, a column one that is looked at; a row adds up to 1. Click a map: it becomes larger.</p>';
 
 /** A block that can be opened; its content isn't part of the page until then. */
 export const fold = (title, html, open = false) => (

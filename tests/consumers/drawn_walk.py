@@ -3,13 +3,17 @@ is said of a cell that is pointed at, and what follows from other numbers, compu
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from imports import ROOT
+
+from mlx_transformer.core.positions import rotary_frequencies
 
 WITHIN = 1e-6
 """Of a number, or of 1 where it is less."""
@@ -72,12 +76,15 @@ def hold_colours(shades: Sequence[tuple[str, str]], rows: Sequence[Sequence[floa
         assert (inked or [False] * len(values)) == notched
 
 
+OF_ONE = ("+ place", "divided", "undivided")
+
+
 def hold_strips(strips: Sequence[dict[str, Any]]) -> None:
     faded = [strip for strip in strips if re.match(r".* × ‹", strip.get("label", ""))]
     for strip in strips:
         if "label" not in strip:  # a map of weights: a power of each is its colour
             rows = [list(map(float, row)) for row in strip["rows"]]
-            hold_colours(strip["shades"], rows, 1.0, 0.75)
+            hold_colours(strip["shades"], rows, 1.0, 0.5)
             assert written(strip["said"].rpartition(", ")[2], max(rows[strip["lit"]]), 3)
             continue
         values = list(map(float, strip["values"]))
@@ -85,7 +92,7 @@ def hold_strips(strips: Sequence[dict[str, Any]]) -> None:
         said = f"{label}: {len(values)} numbers from {short(min(values))} to {short(max(values))}"
         assert strip["said"] == said
         most, width = np.abs(values).max(), 64
-        if strip in faded or (label == "+ place" and strip["point"] is None):  # of all values together; of a sine
+        if strip in faded or (label in OF_ONE and strip["point"] is None):  # of all values together; of a sine, a share
             most = read(strip["ends"].removeprefix("±"))[0]
             assert most >= 0.995 * np.abs(values).max()
         else:
@@ -170,7 +177,35 @@ def _cell(look: Look, part: str) -> dict[str, Any]:
         "products": q * k,
         "": look.config.attention_scale or 1,
         **{f"e {n}": power for n, power in enumerate(powers)},
+        **random_row(16),
     }
+
+
+def random_row(width: int, keys: int = 8, draws: int = 20) -> dict[str, Any]:
+    """A random query over random keys: its weights with and without the division, and their mean gradients."""
+    state = 1
+
+    def share() -> float:
+        nonlocal state
+        state = (state * 1664525 + 1013904223) % 2**32
+        return (state + 0.5) / 2**32
+
+    def normal() -> Iterator[float]:
+        while True:
+            size, turn = math.sqrt(-2 * math.log(share())), 2 * math.pi * share()
+            yield size * math.cos(turn)
+            yield size * math.sin(turn)
+
+    numbers = normal()
+    rows = []
+    for _ in range(draws):
+        query, *others = (np.array([next(numbers) for _ in range(width)]) for _ in range(keys + 1))
+        scores = np.array([query @ other for other in others])
+        rows.append([softmax(scores / math.sqrt(width)), softmax(scores)])
+    gradients = np.mean([[(row * (1 - row)).sum() for row in each] for each in rows], axis=0)
+    found: dict[str, Any] = {f"random {n}": row.max() for n, row in enumerate(rows[0])}
+    found |= {f"gradient {n}": each for n, each in enumerate(gradients)}
+    return found | dict(zip(("divided", "undivided"), rows[0], strict=True))
 
 
 def _norm(look: Look, part: str) -> dict[str, Any]:
@@ -210,6 +245,8 @@ def _position(look: Look) -> dict[str, Any]:
         found |= {"kind": kind[0], f"+ kind of token: {('first', 'second')[type]} text": kind}
     if config.embedding_norm:
         found |= _steps_of_norm(look, look.points[name][look.row], f"{name}_norm")
+    if config.positions == "rotary":
+        found["turn of each pair, in radians"] = look.row * rotary_frequencies(config.of(look.stack))
     for column in range(config.d_model if config.positions == "sinusoidal" else 0):
         speed = 10000 ** (-2 * (column // 2) / config.d_model)
         found |= {f"speed {column}": speed, f"turn {column}": 2 * math.pi / speed, f"wave {column}": added[column]}
@@ -269,6 +306,9 @@ def recomputed(section: str, look: Look) -> dict[str, Any]:
         return _next(look)
     if section == "logits":
         return _logits(look)
+    if section == "training":
+        losses = json.loads((ROOT / "export/explain/walk/training.json").read_text(encoding="utf-8"))["losses"]
+        return {"first": losses[0], "last": losses[-1], "guess": math.log(9)}
     if section == "search":
         return {f"step {t}": softmax(look.points["logits"][t])[id] for t, id in enumerate(look.written)}
     return _broken(look) if section == "break" else {}

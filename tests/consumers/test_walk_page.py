@@ -49,7 +49,7 @@ QUESTIONS = {  # each question, and what its answer must hold
 }
 SWITCHES = ["positions", "mask", "scale", "residual", "norm"]
 MOST_BYTES = 1_900_000
-MOST_CODE = 100_000
+MOST_CODE = 125_000
 
 
 @pytest.fixture(scope="module")

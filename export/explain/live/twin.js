@@ -86,12 +86,14 @@ export class Twin {
 
 class Decoder {
   constructor(model, memory, watch) {
+    this.rest = model.rest;
     this.pass = new Pass(model, model.switches, watch);
     this.rows = [this.pass.begin(memory)];
   }
 
   /** Run the next tokens of each row; returns logits, an array per token, row by row. */
   async step(ids) {
+    await this.rest?.();
     return this.rows.flatMap((past, row) => this.pass.step(ids[row], past));
   }
 

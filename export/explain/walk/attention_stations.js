@@ -22,7 +22,7 @@ export function attentionOf(v, part) {
     shape: v.shape,
     kv: Math.floor(v.h / group), // key/value head of this query head
     looked,
-    allowed: (j) => cross || (v.stack === 'encoder' ? Math.abs(v.i - j) <= window : v.off.mask || (j <= v.i && v.i - j < window)),
+    allowed: (j, i = v.i) => cross || (v.stack === 'encoder' ? Math.abs(i - j) <= window : v.off.mask || (j <= i && i - j < window)),
   };
 }
 
@@ -66,7 +66,7 @@ function qkvBody(v, part) {
 
 export const qkv = {
   id: 'qkv',
-  formula: (v) => `q = x W<sup>Q</sup>, k = x W<sup>K</sup>, v = x W<sup>V</sup>; ${v.shape.heads} heads of ${v.shape.dk} numbers`,
+  formula: (v) => `q = x W<sup>Q</sup>, k = x W<sup>K</sup>, v = x W<sup>V</sup>; ${v.shape.heads} heads of ${v.shape.dk} numbers${v.shape.kvHeads < v.shape.heads ? `, ${v.shape.kvHeads} of keys and values` : ''}`,
   body: (v) => qkvBody(v, 'self_attention'),
 };
 
@@ -76,6 +76,58 @@ function thinkingMachines() {
   const [p, q] = softmax([a, b]);
   return fold('First by hand: two words, “Thinking Machines”, d<sub>k</sub> = 64', table(['', 'q · k', '÷ √64 = 8', 'softmax'], [['Thinking', '112', short(a), short(p, 6)], ['Machines', '96', short(b), short(q, 6)]], { label: 'the worked example' })
     + `<p>e<sup>14</sup> / (e<sup>14</sup> + e<sup>12</sup>) = ${short(p, 6)}. Without the division it would be ${short(1 - softmax([112, 96])[1], 9)}: Machines would be gone.</p>`);
+}
+
+/** Which words may be looked at, as a picture, with the switch. */
+function maskPicture(v, a) {
+  const [side, n] = [Math.max(4, Math.min(16, Math.floor(240 / v.read.length))), v.read.length];
+  const squares = [true, false].map((may) => {
+    const cells = v.read.flatMap((_, i) => v.read.map((__, j) => (Boolean(a.allowed(j, i)) === may ? `M${j * side + 1} ${i * side + 1}h${side - 1}v${side - 1}h${1 - side}z` : '')));
+    return `<path class="${may ? 'may' : 'not'}" d="${cells.join('')}"/>`;
+  });
+  const seen = v.read.filter((_, j) => a.allowed(j)).length;
+  const flip = v.live && v.stack === 'decoder' ? `<button type="button" data-flip="mask">mask ${v.off.mask ? 'on again' : 'off'}</button>` : '';
+  return `<figure class="mask"><svg width="${n * side + 2}" height="${n * side + 2}" role="img" aria-label="mask: this row may look at ${seen} of ${n} words">${squares.join('')}`
+    + `<rect class="asks" x="1" y="${v.i * side}" width="${n * side}" height="${side}"/></svg><figcaption>mask: blue may be looked at; this row, ${seen} of ${n}</figcaption>${flip}</figure>`;
+}
+
+/** Random numbers of mean 0 and deviation 1, the same ones each time. */
+function* normals(seed) {
+  let state = seed;
+  const share = () => { state = (Math.imul(state, 1664525) + 1013904223) >>> 0; return (state + 0.5) / 2 ** 32; };
+  for (;;) {
+    const [size, turn] = [Math.sqrt(-2 * Math.log(share())), 2 * Math.PI * share()];
+    yield size * Math.cos(turn);
+    yield size * Math.sin(turn);
+  }
+}
+
+const [KEYS, DRAWS] = [8, 20];
+const rowsOf = new Map();
+
+/** Weights of a random query over random keys of a width, with and without the division, and the gradient Σ w(1 − w), a
+ * mean of several draws. */
+function randomRow(width) {
+  if (rowsOf.has(width)) return rowsOf.get(width);
+  const draw = normals(1);
+  const vector = () => Array.from({ length: width }, () => draw.next().value);
+  const found = { rows: null, gradients: [0, 0] };
+  for (let n = 0; n < DRAWS; n++) {
+    const query = vector();
+    const scores = Array.from({ length: KEYS }, () => dot(query, vector()));
+    const rows = [Math.sqrt(width), 1].map((by) => softmax(scores.map((score) => score / by)));
+    rows.forEach((row, side) => { found.gradients[side] += row.reduce((sum, w) => sum + w * (1 - w), 0) / DRAWS; });
+    found.rows ??= rows;
+  }
+  rowsOf.set(width, found);
+  return found;
+}
+
+function whyDivided(v) {
+  const { rows, gradients } = randomRow(v.width);
+  const lines = ['÷ √d<sub>k</sub>', 'undivided'].map((name, n) => [name, derived(Math.max(...rows[n]), `random ${n}`), derived(gradients[n], `gradient ${n}`)]);
+  return `<h3>Why ÷ √d<sub>k</sub>: a random query over ${KEYS} random keys of ${v.width} numbers</h3>${strip('divided', rows[0], { most: 1 })}${strip('undivided', rows[1], { most: 1 })}`
+    + table(['scores', 'largest weight', 'what training feels, Σ w(1 − w)'], lines, { label: 'random weights and their gradients' });
 }
 
 export function cellBody(v, part) {
@@ -106,10 +158,10 @@ export function cellBody(v, part) {
   return `<p class="cell">${escaped(v.who)}: how much goes to ‹${escaped(a.looked[j])}›? Each number of the query times the one below it in the key:</p>`
     + strip('query', q, { point: a.of('queries'), index: `${v.h},${v.i}`, kind: 'q' })
     + strip(`key of ‹${escaped(a.looked[j])}›`, k, { point: a.of('keys'), index: `${a.kv},${j}`, kind: 'k' })
-    + strip('products', product)
+    + strip('products', product, { kind: 'falls' })
     + sum(products(q, k), `${derived(dot(q, k), 'qk')}${times}${v.pass.config.score_cap ? `, bounded by ${v.pass.config.score_cap},` : ''} = ${number(scores[j], a.of('scores'), place(j))}`, { open: true })
     + `<p class="cell">${added} Then a ${words('[[softmax]]')} over the row: every score less the largest, e to that power, and each its share of the sum ${derived(total, 'total')}. Click a row to work out another cell.</p>`
-    + table(['looked at', 'score', ...(bias ? ['relative position'] : []), 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })
+    + `<div class="beside">${table(['looked at', 'score', ...(bias ? ['relative position'] : []), 'mask', 'e<sup>s − max</sup>', 'weight'], rows, { lit: j, pick: 'key', label: `scores and weights of ${a.cross ? 'cross-attention' : 'self-attention'}` })}${a.cross ? '' : maskPicture(v, a)}</div>`
     + `<p class="said"><b>${looksAt(v, a)}</b> · the row's weights add up to ${derived(weights.reduce((x, y) => x + y, 0), 'row')}, spread ${derived(bits(weights), 'bits', 2)} bits</p>`;
 }
 
@@ -118,7 +170,8 @@ const SCALED = ({ attention_scale: scale }) => (scale === 1 ? '' : scale ? ` · 
 export const cell = {
   id: 'cell',
   formula: ({ pass: { config } }) => `weight = softmax(q · k${SCALED(config)}${/^relative/.test(config.positions) ? ' + relative position' : ''} + mask)`,
-  body: (v) => thinkingMachines() + cellBody(v, 'self_attention'),
+  controls: (v) => `<label class="slide">d<sub>k</sub> of the random ones, 4 to 1,024 <input type="range" id="width" min="2" max="10" step="1" value="${Math.log2(v.width)}"> <output>${v.width}</output></label>`,
+  body: (v) => thinkingMachines() + cellBody(v, 'self_attention') + whyDivided(v),
 };
 
 export function mixedBody(v, part) {
@@ -130,7 +183,7 @@ export function mixedBody(v, part) {
   const c = v.c % dv;
   const context = a.row('context', v.i).subarray(v.h * dv, (v.h + 1) * dv);
   const lines = values.map((each, j) => strip(`${number(weights[j], a.of('weights'), `${v.h},${v.i},${j}`)} × ‹${escaped(a.looked[j])}›`, each, {
-    point: a.of('values'), index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v',
+    point: a.of('values'), index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v fades',
   }));
   const off = v.headOff(part) ? '<p class="off">This head is switched off: 0 goes on in place of the sum.</p>' : '';
   const terms = Array.from(weights, (w, j) => [`${short(w)}·${short(values[j][c])}`, w * values[j][c]]);
@@ -161,7 +214,8 @@ export function headsBody(v, part) {
     const name = a.of('weights');
     const drawn = map(`head ${h + 1}`, all ? all.map((r) => v.labels[r]) : v.labels, a.looked, (r, c) => v.pass.at(name, h, all ? all[r] : r, c),
       { point: name, index: `${h},`, lit: all ? 0 : v.i, rows: all, said: `${v.who} ${said}${short(weights[most])}` });
-    return `<div class="head${h === v.h ? ' on' : ''}"><button type="button" data-head="${h}">head ${h + 1}</button>${drawn}<small>${escaped(said)}${number(weights[most], name, `${h},${v.i},${most}`)}</small></div>`;
+    const large = h === v.large;
+    return `<div class="head${h === v.h ? ' on' : ''}${large ? ' large' : ''}" data-of="${h}"><button type="button" data-head="${h}">head ${h + 1}</button> <button type="button" data-large="${h}" aria-pressed="${large}">larger</button>${drawn}<small>${escaped(said)}${number(weights[most], name, `${h},${v.i},${most}`)}</small></div>`;
   });
   const context = a.row('context', v.i);
   const d = v.shape.d;

@@ -2,6 +2,7 @@
 
 import { derived, escaped, table } from '../../../mlx_transformer/page/kit.js';
 import { bits } from './pass.js';
+import { rest } from './resting.js';
 
 const KINDS = { self_attention: 'self-attention', cross_attention: 'cross-attention', feed_forward: 'feed-forward' };
 
@@ -28,14 +29,16 @@ export const switchesOf = ({ parts = [], ...whole }) => ({
   ...whole, heads: parts.filter((part) => part.length === 4), sublayers: parts.filter((part) => part.length === 3),
 });
 
-export function controls(v) {
-  const boxes = Object.entries(v.said.switches).filter(([name]) => name !== 'mask' || v.pass.config.architecture !== 'encoder')
-    .map(([name, [shown, said]]) => `<label class="switch"><input type="checkbox" data-off="${name}"${v.off[name] ? ' checked' : ''}> <b>${shown} off</b> <small>${said}</small></label>`);
-  const options = partsOf(v.pass.config).map((part) => `<option value="${part.join(',')}">${partName(part)}</option>`);
-  return `<fieldset class="switches"><legend>switched off</legend>${boxes.join('')}</fieldset>`
-    + `<label>one part off <select id="part"><option value="">none</option>${options.join('')}</select></label>`
-    + '<button type="button" id="all-on">all on again</button> <button type="button" id="try-all">each part off in turn</button>';
+/** The switches, beside the output: parts of the whole model, and one part of one layer. */
+export function breaker(v) {
+  const boxes = switchable(v).map(([name, [shown]]) => `<label class="switch"><input type="checkbox" data-off="${name}"${v.off[name] ? ' checked' : ''}> ${shown} off</label>`);
+  const chosen = v.off.parts?.[0]?.join(',');
+  const options = partsOf(v.pass.config).map((part) => `<option value="${part.join(',')}"${part.join(',') === chosen ? ' selected' : ''}>${partName(part)}</option>`);
+  return `<b id="break-it">Break it:</b>${boxes.join('')}<label class="switch">one part off <select id="part"><option value="">none</option>${options.join('')}</select></label>`
+    + '<button type="button" id="all-on">all on again</button>';
 }
+
+const switchable = (v) => Object.entries(v.said.switches).filter(([name]) => name !== 'mask' || v.pass.config.architecture !== 'encoder');
 
 /** Mean entropy in bits of the rows, for each kind of attention. */
 function spreads(pass) {
@@ -75,24 +78,28 @@ const seenNumber = (value, name) => derived(value, name, 2); // two digits: the 
 
 /** Table of effects: the output, log p of the right output, entropy of heads, movements, each with and without the
  * switches. surer: text if another output gets a higher log p. */
-export async function seen(model, whole, off, surer) {
+export async function seen(model, whole, off, surer, stopped = () => false) {
   const switches = switchesOf(off);
   const encoderAlone = model.config.architecture === 'encoder';
   const rows = [];
   let note = '';
   const both = (said, key, before, after) => rows.push([said, seenNumber(before, key), seenNumber(after, `${key}-off`)]);
   if (!encoderAlone) {
-    const now = await model.written(whole.text, switches);
+    const now = await model.written(whole.text, switches, stopped);
     rows.push(['writes', `‹${escaped(whole.output)}›`, `‹${escaped(now.output)}›`]);
     both('log p of that', 'log-p', whole.logP, now.logP);
     if (now.output !== whole.output && now.logP > whole.logP) note = `<p class="said">${surer}</p>`;
   }
+  await rest();
   both(encoderAlone ? 'log p of the first guess' : 'log p of the right output, read at once', 'right', model.logP(whole, {}), model.logP(whole, switches));
+  await rest();
   const after = spreads(model.pass(whole.tokens, switches, {}));
   spreads(whole).forEach(([kind, value], n) => both(`spread of ${kind} heads, bits`, `bits-${kind}`, value, after[n][1]));
   if (model.twin.hasEncoder && whole.tokens.source.length > 2) {
+    await rest();
     both('a word moves with its place by', 'moved', moved(model, whole, {}), moved(model, whole, switches));
   }
+  await rest();
   const ahead = encoderAlone ? null : looksAhead(model, whole, {});
   if (ahead !== null) both('earlier logits move with a later word by', 'ahead', ahead, looksAhead(model, whole, switches));
   return table(['', 'whole', 'with this off'], rows, { label: 'what is seen' }) + note;
@@ -109,6 +116,6 @@ export function eachInTurn(model, whole) {
 export const breaking = {
   id: 'break',
   formula: () => 'the same weights, a part left out',
-  controls,
-  body: (v) => `<div id="seen">${v.seen ?? ''}</div><div id="turns">${v.turns ?? ''}</div>`,
+  controls: () => '<button type="button" id="try-all">each part off in turn</button>',
+  body: (v) => `<ul>${switchable(v).map(([, [shown, said]]) => `<li><b>${shown} off</b>: ${said}</li>`).join('')}</ul><div id="seen">${v.seen ?? ''}</div><div id="turns">${v.turns ?? ''}</div>`,
 };

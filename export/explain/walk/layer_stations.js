@@ -59,7 +59,8 @@ const PLACED = {
 
 export const norm = {
   id: 'norm',
-  formula: (v) => `${PLACED[v.pass.config.norm_placement]}: (x − μ) / √(σ² + ε) · γ + β`,
+  formula: (v) => (v.shape.rms ? `${PLACED[v.pass.config.norm_placement].replaceAll('Layer', 'RMS')}: x / √(mean x² + ε) · γ`
+    : `${PLACED[v.pass.config.norm_placement]}: (x − μ) / √(σ² + ε) · γ + β`),
   body: (v) => addAndNorm(v, 'self_attention'),
 };
 
@@ -89,6 +90,7 @@ export const feedForward = {
     const off = v.sublayerOff('feed_forward') ? '<p class="off">This sub-layer is switched off: it adds 0.</p>' : '';
     const lines = [off, strip('x, what goes in', x, { point: input, index: i })];
     if (up) lines.push(strip(`x W<sub>1</sub> + b<sub>1</sub>, ${up.length} units`, up, { point: `${name}.up_proj`, index: i, lit: first[0] }));
+    if (pass.has(`${name}.gate_proj`)) lines.push(strip('the gate, before the bend', pass.row(`${name}.gate_proj`, i), { point: `${name}.gate_proj`, index: i, lit: first[0] }));
     lines.push(strip('inner', inner, { point: `${name}.inner`, index: i, lit: first[0], kind: 'inner' }));
     lines.push(`<p class="said">${zeros} of ${inner.length} units are 0 (${derived((100 * zeros) / inner.length, 'zeros', 2)} %). Those that write most: ${first.map((k) => `unit ${k} (${number(inner[k], `${name}.inner`, `${i},${k}`)})`).join(', ')}.</p>`);
     if (v.weights && up) {

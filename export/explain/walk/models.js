@@ -9,6 +9,11 @@ import { readTensors } from '../live/safetensors.js';
 import { Twin } from '../live/twin.js';
 import { Pass } from './pass.js';
 import { marked, piecesOf, specialText } from './pieces.js';
+import { rest } from './resting.js';
+
+/** Most tokens of a text that are read, the end token among them. */
+export const MOST_TOKENS = 64;
+const MOST_LETTERS = 1000;
 
 export const bytesOf = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
@@ -29,6 +34,8 @@ export class Live {
     this.maskId = spec.tokenizer.added_tokens.find(({ content }) => content === '<mask>')?.id;
     this.twin = new Twin(spec.config, readTensors(bytesOf(spec.weights).buffer));
     this.twin.config = { ...spec.config, generation: spec.generation }; // for the searches
+    this.twin.rest = rest;
+    this.words = new Set(spec.words);
     this.weights = this.twin.weights;
     this.parameters = this.weights;
   }
@@ -43,18 +50,20 @@ export class Live {
     return piecesOf(this.tokenizer, this.names, ids);
   }
 
-  /** Ids of a text; ▢ or <mask> becomes the mask token. */
+  /** Ids of a text, the first that fit; ▢ or <mask> becomes the mask token. */
   ids(text) {
-    const parts = this.maskId === undefined ? [text] : text.split(/ ?(?:▢|<mask>)/u);
-    return [...parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...this.tokenizer.cut(part.toWellFormed())]), this.config.eos_id];
+    const begin = text.slice(0, MOST_LETTERS);
+    const parts = this.maskId === undefined ? [begin] : begin.split(/ ?(?:▢|<mask>)/u);
+    const ids = parts.flatMap((part, n) => [...(n ? [this.maskId] : []), ...this.tokenizer.cut(part.toWellFormed())]);
+    return [...ids.slice(0, MOST_TOKENS - 1), this.config.eos_id];
   }
 
-  /** The model's output with these parts off: {ids, logP}. */
-  async written(text, switches) {
+  /** The model's output with these parts off: {ids, logP}. stopped: whether nobody waits for it any more. */
+  async written(text, switches, stopped = () => false) {
     const { source, prefix } = this.given(text);
     const found = [];
     let logP = 0;
-    for await (const { id, logProbability } of tokens(this.twin.with(switches), source, { prefix })) {
+    for await (const { id, logProbability } of tokens(this.twin.with(switches), source, { prefix, stopped })) {
       found.push(id);
       if (found.length > prefix.length) logP += logProbability;
     }
@@ -67,10 +76,10 @@ export class Live {
   }
 
   /** A pass over a text, and the whole model's output. With parts off the same tokens are read. */
-  async read(text, switches = {}) {
+  async read(text, switches = {}, stopped = () => false) {
     if (this.config.architecture === 'encoder') return this.pass({ source: this.ids(text), written: this.ids(text) }, switches, { text, output: '' });
     const { source, prefix } = this.given(text);
-    const { ids, logP, output } = await this.written(text, {});
+    const { ids, logP, output } = await this.written(text, {}, stopped);
     return this.pass({ source, written: ids }, switches, { text, output, logP, given: prefix.length });
   }
 
@@ -98,7 +107,7 @@ export class Live {
   }
 
   /** The tree of a beam search: {nodes: [{step, parent, token, score, fate, final}], best, output, score}. */
-  async tree(text, switches, beam, lengthPenalty) {
+  async tree(text, switches, { beam, alpha: lengthPenalty }, stopped = () => false) {
     const { source, prefix } = this.given(text);
     const nodes = [];
     let live = [-1];
@@ -112,7 +121,8 @@ export class Live {
       }
       if (going.length) live = going.map((each) => made.get(each));
     };
-    const [found] = await beamSearch(this.twin.with(switches), source, { beam, lengthPenalty, prefix, stopped: () => false, heard() {}, seen });
+    const [found] = await beamSearch(this.twin.with(switches), source, { beam, lengthPenalty, prefix, stopped, heard() {}, seen });
+    if (stopped()) return null;
     const best = nodes.reduce((at, { final }, n) => (final !== undefined && (at < 0 || final > nodes[at].final) ? n : at), -1);
     return { nodes, best, output: this.tokenizer.text(found.ids.slice(prefix.length)).trim(), score: found.score };
   }

@@ -49,6 +49,7 @@ export class Shape {
     this.dk = own.d_k ?? this.d / own.heads;
     this.dv = own.d_v ?? this.d / own.heads;
     this.layers = config[`${stack}_layers`];
+    this.inner = own.d_ff;
     this.gated = own.gated;
     this.activation = own.activation ?? 'relu';
     this.rms = config.norm === 'rmsnorm';

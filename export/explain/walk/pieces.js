@@ -29,3 +29,32 @@ export function piecesOf(tokenizer, names, ids) {
   }
   return found.map(marked);
 }
+
+/** The words of a text's pieces, a piece each: '' if a model has learned the word, or knows no words. */
+export function strangeWords(pieces, known) {
+  const words = [];
+  pieces.forEach((piece, n) => {
+    const begins = n === 0 || piece.startsWith('·') || Object.values(SPECIAL).includes(piece);
+    if (begins) words.push({ text: '', from: n });
+    words.at(-1).text += piece.replace(/^·+/, '');
+  });
+  const text = words.flatMap(({ text: word, from }, n) => Array((words[n + 1]?.from ?? pieces.length) - from).fill(word));
+  return text.map((word) => (!known.size || known.has(word) || Object.values(SPECIAL).includes(word) ? '' : word));
+}
+
+/** How many letters must be added, taken or exchanged to make one word of the other. */
+function distance(a, b) {
+  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
+  for (let i = 1; i <= a.length; i++) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j++) next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] === b[j - 1] ? 0 : 1)));
+    row = next;
+  }
+  return row.at(-1);
+}
+
+/** The known words that are written most alike. */
+export function alike(word, known, count = 3) {
+  const small = word.slice(0, 24).toLowerCase();
+  return [...known].map((each) => [each, distance(small, each.toLowerCase())]).sort((a, b) => a[1] - b[1]).slice(0, count).map(([each]) => each);
+}

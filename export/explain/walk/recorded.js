@@ -10,6 +10,7 @@ import { bytesOf, computed } from './models.js';
 import { logits } from './output_stations.js';
 import { others } from './others.js';
 import { Pass } from './pass.js';
+import { kindsOf } from './words.js';
 
 /** Unpack recorded arrays [{shape, rows, bits, values}] by name, and the names of equal arrays, to {name: {data,
  * shape, rows}}. */
@@ -91,11 +92,13 @@ function sumOf(v) {
   const kind = v.parameter('token_type_embedding.weight')?.subarray(type * after.length, (type + 1) * after.length);
   const place = config.positions === 'learned' ? after.map((value, j) => value - before[j] - (kind?.[j] ?? 0)) : null;
   const c = v.c % after.length;
+  const speeds = v.model.spec.turns?.[v.stack] ?? [];
+  const turned = speeds.length ? strip('turn of each pair, in radians', speeds.map((speed) => speed * v.i)) : '';
   const terms = [number(before[c], from, `${v.i},${c}`), ...[[kind, 'kind'], [place, 'place']].filter(([each]) => each).map(([each, name]) => derived(each[c], name))];
   return `${v.said.positions[config.positions] ? `<p>${v.said.positions[config.positions]}</p>` : ''}${strip('word', before, { point: from, index: v.i, lit: v.c })}`
     + (kind ? strip(`+ kind of token: ${type ? 'second' : 'first'} text`, kind, { lit: c }) : '') + (place ? strip('+ place', place, { lit: c }) : '')
     + strip('= input', after, { point: name, index: v.i, lit: v.c })
-    + `<p class="cell">column ${c}: ${terms.join(' + ')} = ${number(after[c], name, `${v.i},${c}`)}</p>`;
+    + `<p class="cell">column ${c}: ${terms.join(' + ')} = ${number(after[c], name, `${v.i},${c}`)}</p>${turned}`;
 }
 
 /** The norm at the start of the stack. */
@@ -117,10 +120,7 @@ const stations = {
   },
 };
 
-/** The kinds that a model belongs to, for texts that differ from the usual. */
-function kindsOf({ embedding, config: { positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config } }) {
-  return ['recorded', headOf(config).kind, positions, activation === 'relu' ? '' : 'smooth', norm === 'rmsnorm' ? 'rms' : '',
-    scaled === false ? 'unscaled' : '', scale ? 'unscaled-scores' : '', embedding ? 'embedding' : ''];
-}
+/** The kinds that a recorded model belongs to, for texts that differ from the usual. */
+const kinds = (spec) => ['recorded', headOf(spec.config).kind, ...kindsOf(spec.config), spec.embedding ? 'embedding' : ''];
 
-Object.assign(others, { Recorded, stations, kindsOf });
+Object.assign(others, { Recorded, stations, kinds });

@@ -6,6 +6,15 @@ import { escaped } from '../../../mlx_transformer/page/kit.js';
 export const words = (text) => text.replace(/\[\[([^\]|]+)(?:\|([^\]]+))?\]\]/g, (_, term, shown) => (
   `<button type="button" class="gl" data-gl="${escaped(term.toLowerCase())}" aria-haspopup="dialog">${escaped(shown ?? term)}</button>`));
 
+/** The kinds that a model's options make, for texts that differ from the usual. */
+export function kindsOf({ positions, activation = 'relu', norm, scale_embeddings: scaled, attention_scale: scale, ...config }) {
+  const own = { ...config, ...config.decoder };
+  const layers = [config, ...(config.layer_pattern ?? [])];
+  return [positions, activation === 'relu' ? '' : 'smooth', own.gated ? 'gated' : '', norm === 'rmsnorm' ? 'rms' : '', scaled === false ? 'unscaled' : '',
+    scale ? 'unscaled-scores' : '', (own.key_value_heads ?? own.heads) < own.heads ? 'grouped' : '', layers.some(({ window }) => window) ? 'windows' : '',
+    layers.some(({ query_key_norm: normed }) => normed) ? 'normed-queries' : ''];
+}
+
 /** A file of the repository: a link if the page knows its address. links: {path: address}. */
 const linked = (links, path, text = path, place = '') => (links[path] ? `<a href="${links[path]}${place}">${text}</a>` : text);
 
