@@ -58,7 +58,12 @@ def problems(site: Path) -> list[str]:
             target = file if not parts.path else (file.parent / unquote(parts.path)).resolve()
             if not target.exists():
                 found.append(f"{where}: {link}: no such file")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
+            elif (
+                parts.fragment
+                and "=" not in parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].ids
+            ):
                 found.append(f"{where}: {link}: no such place in it")
     for file in sorted(site.rglob("*.css")):
         for address in re.findall(r"(?:url\(|@import )['\"]?(https?:[^'\")]*)", file.read_text(encoding="utf-8")):

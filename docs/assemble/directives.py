@@ -4,14 +4,19 @@
 <!-- excerpt mlx_transformer/training/optimizers.py noam -->     one definition
 <!-- figure 15 -->                                 the figure of this row of the claims, if figures were made
 <!-- picture network -->                           a picture drawn from the code
-<!-- walk Follow a word -->                        a link to the walk through the models that ship, a page of the site
+<!-- walk #layer=1&at=heads Follow a word -->      a link to the walk through the models that ship, a page of the site:
+                                                  where it looks first, if it is named, and the station it shows
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
+from urllib.parse import parse_qs
+
+from export.explain.page import words as stations
 
 from . import import_picture, network_picture
 from .captions import beside
@@ -61,10 +66,18 @@ def _made(name: str, words: list[str], root: Path, figures: dict[int, str], link
         picture = figures.get(int(words[0]))
         return f"\n{beside(picture, ' '.join(words[1:]))}\n" if picture else ""
     if name == "walk":
-        return f'\n<a href="{walk}">{" ".join(words)}</a>\n'
+        return _walk(walk, words)
     if name == "picture" and words[0] in PICTURES:
         return PICTURES[words[0]](root)
     return None
+
+
+def _walk(walk: str, words: list[str]) -> str:
+    place = words[0] if words[0].startswith("#") else ""
+    for station in parse_qs(place.removeprefix("#")).get("at", []):
+        if station not in stations()["stations"]:
+            raise Problem(f"<!-- walk {' '.join(words)} -->: the walk has no station {station}")
+    return f'\n<a href="{walk}{escape(place)}">{" ".join(words[place != "" :])}</a>\n'
 
 
 def _excerpt(root: Path, file: str, symbol: str, link: SourceLink) -> str:

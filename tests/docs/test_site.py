@@ -49,6 +49,27 @@ def test_every_link_between_pages_leads_somewhere(pages: Path) -> None:
     assert links > 100
 
 
+STATIONS = {
+    "token",
+    "row",
+    "position",
+    "cell",
+    "heads",
+    "norm",
+    "feed-forward",
+    "cross",
+    "logits",
+    "search",
+    "training",
+}
+"""Each opened by the page of the guide that tells of it."""
+
+
+def test_a_link_to_a_station_that_is_none_is_a_problem() -> None:
+    with pytest.raises(Problem, match="the walk has no station sell"):
+        expand("<!-- walk #at=sell See one cell -->", ROOT, {}, lambda *_: "")
+
+
 def test_the_walk_is_a_page_whose_links_lead_within_the_site(pages: Path) -> None:
     [data] = re.findall(r'id="walk-data">(.*?)</script>', (pages / "walk.html").read_text(encoding="utf-8"), re.DOTALL)
     links = json.loads(data)["links"]
@@ -58,6 +79,11 @@ def test_the_walk_is_a_page_whose_links_lead_within_the_site(pages: Path) -> Non
     claims = (pages / links["docs/claims/README.md"]).with_suffix(".md").read_text(encoding="utf-8")
     assert 'id="row-15"' in claims
     assert 'href="../walk.html"' in (pages / "guide/through-the-paper.md").read_text(encoding="utf-8")
+    attention = (pages / "guide/attention.md").read_text(encoding="utf-8")
+    assert 'href="../walk.html#stack=decoder&amp;layer=0&amp;head=1&amp;at=cell"' in attention
+    opened = {station for file in (pages / "guide").iterdir()
+              for station in re.findall(r"walk\.html#[^\"]*at=([\w-]+)", file.read_text(encoding="utf-8"))}  # fmt: skip
+    assert opened == STATIONS
 
 
 def test_every_document_has_a_page(pages: Path) -> None:
