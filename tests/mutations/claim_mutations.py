@@ -13,12 +13,13 @@ NN, CORE, DECODING, CLAIMS, GUIDE = (
 
 @dataclass(frozen=True)
 class Change:
-    """`old` becomes `new`, where it stands first in the file; the tests of `row` have to fail."""
+    """`old` becomes `new`, where it stands first in the file; `tests`, or those of `row`, have to fail."""
 
     row: int
     file: str
     old: str
     new: str
+    tests: tuple[str, ...] = ()
 
 
 LAYERS, ATTENTION, TABLES = NN + "layers.py", NN + "attention.py", CORE + "positions.py"
@@ -375,5 +376,94 @@ CHANGES |= {
     ),
     "softmax is explained on the page of scores": Change(
         15, "export/explain/walk/words.toml", SOFTMAX_TERM, SOFTMAX_TERM.replace('"attention"]', '"scores"]')
+    ),
+}
+
+
+def _pressed(test: str, file: str, old: str, new: str) -> Change:
+    """A change of the page of `explain`, and which test that presses its controls has to see it."""
+    folder = "" if file.startswith("mlx_transformer/") else "export/explain/"
+    return Change(0, f"{folder}{file}", old, new, (f"tests/export/explain/test_pressed.py::test_{test}",))
+
+
+WALK, LINK, TWIN, CELL = "walk/walk.js", "walk/link.js", "live/twin.js", "walk/attention_stations.js"
+TYPED, LOOKED = "what_is_typed_is_read_after_a_rest_and_in_parts", "what_one_looks_at"
+SLID, SWITCHED = (
+    "temperature_divides_logits_and_the_penalty_is_a_power_of_the_length",
+    "switches_take_a_part_out_and_put_it_back",
+)
+RANDOM, MASKED = "random_queries_and_keys_of_any_width", "the_mask_is_a_triangle_and_is_switched_beside_it"
+LINKED, TOURED = "a_link_opens_the_page_as_it_was", "other_models_words_and_the_tour"
+DRAWN = "the_picture_is_drawn_from_the_config_and_lights_the_chosen_words_path"
+SPREAD = "spreads_are_bits_and_rows_add_up_to_one"
+
+CHANGES |= {
+    # Controls and words of the page of `explain`.
+    "an empty text is read": _pressed(TYPED, WALK, "if (text.trim()) later", "if (text !== null) later"),
+    "a text of any length": _pressed(TYPED, "walk/models.js", "ids.slice(0, MOST_TOKENS - 1)", "ids"),
+    "strange words go unmarked": _pressed(TYPED, "walk/pieces.js", "!known.size || known.has(word)", "known.size"),
+    "a word that is offered isn't written": _pressed(
+        TYPED, WALK, "(word === button.dataset.old ? button.dataset.new : word)", "word"
+    ),
+    "the button of a layer leads to the next": _pressed(
+        LOOKED, WALK, "layer: Number(n), key", "layer: Number(n) + 1, key"
+    ),
+    "arrows exchanged": _pressed(LOOKED, WALK, "ArrowLeft: -1, ArrowRight: 1", "ArrowLeft: 1, ArrowRight: -1"),
+    "a column beside the next": _pressed(LOOKED, WALK, "',': -1, '.': 1 }", "',': -1, '.': 0 }"),
+    "a word is chosen by its key": _pressed(LOOKED, WALK, "choose({ word: Number(n)", "choose({ key: Number(n)"),
+    "the slider of temperature does nothing": _pressed(
+        SLID, WALK, "state[target.id] = Number(target.value)", "state[target.id] = state[target.id]"
+    ),
+    "temperature multiplied": _pressed(
+        SLID, "walk/output_stations.js", "row.map((x) => x / T)", "row.map((x) => x * T)"
+    ),
+    "a beam more than chosen": _pressed(
+        SLID, WALK, "state.beam = Number(target.value)", "state.beam = Number(target.value) + 1"
+    ),
+    "the penalty of four": _pressed(
+        SLID, WALK, "switchesOf(state.off), state, stopped", "switchesOf(state.off), START, stopped"
+    ),
+    "bits that are nats": _pressed(SPREAD, "walk/pass.js", "Math.log2(w)", "Math.log(w)"),
+    "norms off does nothing": _pressed(SWITCHED, TWIN, "if (this.off.norm) return x;", ""),
+    "residuals off does nothing": _pressed(SWITCHED, TWIN, "off.residual ? y : sum(x, y)", "sum(x, y)"),
+    "positions off does nothing": _pressed(SWITCHED, TWIN, "if (!off.positions && ", "if ("),
+    "mask off does nothing": _pressed(SWITCHED, TWIN, "!this.off.mask", "true"),
+    "scale off does nothing": _pressed(SWITCHED, TWIN, "this.off.scale ? 1 : given", "given"),
+    "the head beside is off": _pressed(SWITCHED, TWIN, "each[3] === head)", "each[3] === head + 1)"),
+    "all on again leaves it off": _pressed(
+        SWITCHED, WALK, "state.off = {}; return read(false); }", "return read(false); }"
+    ),
+    "log p of the whole model beside a broken one": _pressed(SWITCHED, WALK, "= now ?? whole;", "= whole;"),
+    "the slider of d_k does nothing": _pressed(
+        RANDOM, WALK, "state.width = 2 ** Number(target.value)", "state.width = 16"
+    ),
+    "divided by d_k": _pressed(RANDOM, CELL, "[Math.sqrt(width), 1]", "[width, 1]"),
+    "a gradient that is a square": _pressed(RANDOM, CELL, "w * (1 - w)", "w * w"),
+    "the mask turned over": _pressed(MASKED, CELL, "a.allowed(j, i)) === may", "a.allowed(i, j)) === may"),
+    "the switch beside the mask does nothing": _pressed(MASKED, WALK, "box.checked = !box.checked;", ""),
+    "another head becomes larger": _pressed(MASKED, WALK, "null : Number(large.dataset.of)", "null : 0"),
+    "words of a map turned round": _pressed(
+        MASKED, "mlx_transformer/page/kit.js", "const named = columns.map(", "const named = columns.toReversed().map("
+    ),
+    "a link forgets the head": _pressed(LINKED, LINK, "'layer', 'head', 'column'", "'layer', 'column'"),
+    "a link forgets what is off": _pressed(LINKED, LINK, "state.off = offOf(found.get('off') ?? '');", ""),
+    "an example forgets its word": _pressed(LINKED, WALK, "wanted = named ?? {};", "wanted = {};"),
+    "a station that the address names isn't shown": _pressed(LINKED, WALK, "goal = named.get('at');", ""),
+    "a softmax that adds up to 2": _pressed(
+        TOURED,
+        "walk/words.toml",
+        "Turns any numbers into shares that add up to 1",
+        "Turns any numbers into shares that add up to 2",
+    ),
+    "a tour of every second caption": _pressed(TOURED, "walk/tour.js", "this.at += 1;", "this.at += 2;"),
+    "a box that opens another station": _pressed(
+        DRAWN, "walk/picture.js", "position: 'position', self", "position: 'row', self"
+    ),
+    "shapes turned round": _pressed(
+        DRAWN, "walk/picture.js", "× ${n} × ${tokens.source.length}", "× ${tokens.source.length} × ${n}"
+    ),
+    "no memory into cross-attention": _pressed(DRAWN, "walk/picture.js", "of to.cross)", "of [])"),
+    "the path of both stacks lit": _pressed(
+        DRAWN, "walk/picture.js", "const lit = stack === v.stack;", "const lit = true;"
     ),
 }

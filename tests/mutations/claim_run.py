@@ -1,5 +1,5 @@
-"""Take each mechanism out of a copy of the project and run the tests of the row that claims it: `make mutations-claims`
-prints which of them failed. One that none of its row's tests sees makes the exit status 1."""
+"""Take each mechanism out of a copy of the project and run the tests of the row that claims it, or of the page that
+shows it: `make mutations-claims` prints which of them failed. One that no test sees makes the exit status 1."""
 
 import argparse
 import shutil
@@ -49,6 +49,10 @@ def named_by(number: int) -> list[str]:
     return [*numbers, *shown, *here, *formula, *guide, *(f"tests/{test}" for test in row.tests)]
 
 
+def tests_of(change: Change) -> list[str]:
+    return [*change.tests] or named_by(change.row)
+
+
 def copy_project(folder: Path) -> Path:
     for name in COPIED:
         source, target = ROOT / name, folder / name
@@ -74,7 +78,7 @@ def run(name: str, change: Change, project: Path) -> Seen:
 
 def _tested(name: str, change: Change, project: Path) -> Seen:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-rf", "--tb=no", "-m", "not slow"]
-    command = [sys.executable, "-B", "-m", "pytest", *options, *named_by(change.row)]
+    command = [sys.executable, "-B", "-m", "pytest", *options, *tests_of(change)]
     environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     environment |= {"HOME": str(project), "MUTATED": "1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -105,7 +109,7 @@ def main() -> int:
     outcomes = all_seen(arguments.names or list(CHANGES), arguments.workers)
     table = Table("row", "what is taken out", "seen by")
     for seen in outcomes:
-        table.add_row(str(CHANGES[seen.name].row), seen.name, seen.wrong or ", ".join(seen.tests))
+        table.add_row(str(CHANGES[seen.name].row or "page"), seen.name, seen.wrong or ", ".join(seen.tests))
     console = Console()
     console.print(table)
     missed = [seen.name for seen in outcomes if seen.wrong]
