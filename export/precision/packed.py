@@ -60,6 +60,7 @@ from mlx_transformer.core.adapter import WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Packed, Scheme
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.tensors import PART
 
 from .products import LateWeight, Linear, Lookup, late_initializer, linears, lookups, put_product
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
@@ -292,8 +293,12 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
     """The operators' form of a matrix: bytes (O, D * bits / 8), scales (O, G), zero points packed into bytes too."""
     zero = nearest_zeros(packed)
     assert zero is not None
-    bits = HELD_IN[packed.scheme.bits]
-    return in_bytes(packed.integers(), bits), packed.scales, in_bytes(zero[0], bits)
+    bits, (rows, width) = HELD_IN[packed.scheme.bits], packed.shape
+    octets, count = np.empty((rows, -(-width * bits // 8)), np.uint8), max(1, PART // width)
+    for first in range(0, rows, count):
+        some = slice(first, first + count)
+        octets[some] = in_bytes(packed[some].integers(), bits)
+    return octets, packed.scales, in_bytes(zero[0], bits)
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
