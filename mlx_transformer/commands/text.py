@@ -120,6 +120,16 @@ SAMPLING += " repetition_penalty presence_penalty frequency_penalty no_repeat_ng
 COMPLETION = f"{SAMPLING} min_new_tokens beam"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenScores:
+    """What `generate` writes of each new token."""
+
+    log_probabilities: bool = False
+    """Write the new tokens too, as JSON, with their log-probabilities."""
+    likeliest: int = 0
+    """Write so many of the likeliest tokens at each place too, as JSON."""
+
+
 def generate(
     model: Folder,
     prompt: Annotated[
@@ -132,12 +142,7 @@ def generate(
     control_tokens: Annotated[
         bool, Option("--control-tokens", help="A prompt's <|im_start|> and the like are control tokens, not text.")
     ] = False,
-    log_probabilities: Annotated[
-        bool, Option("--log-probabilities", help="Write the new tokens too, as JSON, with their log-probabilities.")
-    ] = False,
-    likeliest: Annotated[
-        int, Option(help="Write so many of the likeliest tokens at each place too, as JSON.", show_default="none")
-    ] = 0,
+    scores: Annotated[TokenScores, Shown()],
     search: Annotated[Options, Shown("Search", COMPLETION)],
     runtime: Annotated[ContinuingSettings, Shown("Runtime")],
 ) -> None:
@@ -147,7 +152,7 @@ def generate(
     options |= {"control_tokens": True} if control_tokens else {}
     opened = open_folder(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
-    as_json = json or log_probabilities or likeliest != 0
+    as_json = json or scores != TokenScores()
     if len(prompts) == 1 and search.beam == 1 and not as_json:
         cut: list[int] = []
         for piece in opened.stream(prompts[0], stop=stop or (), on_limit=cut.append, **options):
@@ -155,8 +160,8 @@ def generate(
         print()
         _tell_limit(cut, opened)
         return
-    scores = {"scored": log_probabilities, "likeliest": likeliest}
-    outputs = opened.completions(prompts, stop=stop or (), **scores, **options)
+    options |= {"scored": scores.log_probabilities, "likeliest": scores.likeliest}
+    outputs = opened.completions(prompts, stop=stop or (), **options)
     for beginning, output in zip(prompts, outputs, strict=True):
         print(to_json.dumps({"prompt": beginning, **output}, ensure_ascii=False) if as_json else output["text"])
     if not as_json and (count := sum(output["finish_reason"] == "length" for output in outputs)):

@@ -90,13 +90,17 @@ def test_markdown_links_lead_somewhere(tracked: list[str]) -> None:
 
 
 def leads_somewhere(page: Path, link: str, heading: str) -> bool:
-    """To a file or folder, and there to a heading if one is named, as GitHub names them; in code to a definition."""
+    """To a file or folder, and there to a heading or an anchor if one is named, as GitHub names them; in code to a
+    definition."""
     target = page.parent / link if link else page
     if not heading or not target.exists():
         return target.exists()
     if target.suffix == ".py":
         return defines(target, heading)
-    lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
+    text = target.read_text(encoding="utf-8") if target.is_file() else ""
+    if f'<a id="{heading}"></a>' in text:
+        return True
+    lines = text.splitlines()
     headings = [re.sub(r"[^\w\s-]", "", line.lstrip("#").strip().lower()) for line in lines if line.startswith("#")]
     return heading in [words.replace(" ", "-") for words in headings]
 

@@ -38,7 +38,7 @@ from mlx_transformer.commands.settings import (
     TranslatingSettings,
     with_settings,
 )
-from mlx_transformer.commands.text import ChatSettings, OtherText, ParallelFiles, VectorFiles
+from mlx_transformer.commands.text import ChatSettings, OtherText, ParallelFiles, TokenScores, VectorFiles
 from mlx_transformer.commands.training import MachineSettings
 from mlx_transformer.core.config import PRESETS, TransformerConfig
 from mlx_transformer.decoding.options import PENALTY_OFFSETS, Options, PenaltyForm
@@ -58,7 +58,7 @@ OBJECTS = (
     *(ExportSettings, FormSettings, ExplainSettings, WebSettings, ServeSettings, ValidateSettings),
     *(Options, TextSettings, RuntimeSettings, CompareSettings, TranslatingSettings, ContinuingSettings, EmbedOptions),
     *(MachineSettings, DistilSettings, ClassifyOptions, RerankOptions, AnswerOptions, OtherText, ParallelFiles),
-    *(LineFiles, VectorFiles, ChatSettings, PairSettings, QuantizeSettings),
+    *(LineFiles, VectorFiles, ChatSettings, PairSettings, QuantizeSettings, TokenScores),
 )
 
 
