@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mlx_transformer.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+AT_ONCE = 64
+"""Positions whose probabilities are in float64 at a time."""
 LARGEST_EXPONENT = 700.0
 """Larger exponents make exp infinite in float64."""
 
@@ -140,11 +142,12 @@ def perplexity(
         raise UserError("the text has no token that another precedes: give more of it")
     for part in of_one_length([len(row) for row in rows]):
         batch = np.array([rows[i] for i in part], np.int64)
-        z = np.asarray(logits(batch[:, :-1].tolist()), np.float32).astype(np.float64)
-        top = z.max(axis=-1, keepdims=True)
-        normaliser = top[..., 0] + np.log(np.exp(z - top).sum(axis=-1))
-        total += float((normaliser - np.take_along_axis(z, batch[:, 1:, None], axis=-1)[..., 0]).sum())
-        finished += batch[:, 1:].size
+        z, labels = np.asarray(logits(batch[:, :-1].tolist()), np.float32), batch[:, 1:].reshape(-1)
+        z = z.reshape(len(labels), -1)  # (B L, V)
+        for begin in range(0, len(labels), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            total -= float(np.take_along_axis(_log_softmax(z[some]), labels[some, None], axis=-1).sum())
+        finished += labels.size
         done(finished / tokens)
     if not math.isfinite(total):
         raise UserError("the model's logits are not finite; check its weights")
@@ -159,10 +162,6 @@ def perplexity(
 def perplexity_of(nats: float) -> float:
     """Return exp of the mean negative log-probability of a token; finite however bad the model is."""
     return math.exp(min(nats, LARGEST_EXPONENT))
-
-
-AT_ONCE = 64
-"""Positions whose probabilities are compared at a time."""
 
 
 @dataclass(frozen=True)
