@@ -19,7 +19,7 @@ from mlx_transformer.core.folders import ONNX_CONFIG, Place
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
 from mlx_transformer.core.tokenizer_files import tokenizer_path
-from mlx_transformer.families.conversion import read_published
+from mlx_transformer.families.conversion import ORIGIN, read_published
 from mlx_transformer.generation.settings import CHAT_TEMPLATES, Settings, read_settings
 from mlx_transformer.system.errors import FEW, UserError
 from mlx_transformer.system.files import JsonObject, read_json, read_object
@@ -93,6 +93,7 @@ def _checkpoint(path: Path) -> RenderableType:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
+    facts |= _origin(opened.folder)
     if (text := checked_tokenizer(opened)) is not None:  # raises if it is wrong
         facts |= _vocabularies(Tokenizer(text))
     facts |= _chat(read_settings(opened.folder, opened.config))
@@ -128,6 +129,15 @@ def _adapter(path: Path) -> dict[str, str]:
     kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", target) for target in c.targets)
     facts["its targets"] = f"{len(c.targets)} linear maps: {', '.join(kinds)}"
     return facts | {"its base": f"model.safetensors of SHA-256 {c.base}"}
+
+
+def _origin(folder: Path) -> dict[str, str]:
+    """Where an imported model came from, and the digests of its files of weights."""
+    if not (folder / ORIGIN).is_file():
+        return {}
+    origin = JsonObject(read_object(folder / ORIGIN), f"{folder / ORIGIN}: damaged")
+    digests = "; ".join(f"{name}: SHA-256 {digest}" for name, digest in origin.object("sha256").items())
+    return {"imported from": f"{origin.text('place') or 'not said'}; {digests}".removesuffix("; ")}
 
 
 def _run(path: Path) -> dict[str, str]:

@@ -152,6 +152,11 @@ def test_a_template_s_digest_is_shown(folder, capsys):
         assert f"| `chat_template.jinja` | SHA-256 {digest} |" in (folder / name / "README.md").read_text()
         main(["info", str(folder / name)])
         assert "default, tool_use: SHA-256" in " ".join(capsys.readouterr().out.split())
+    main(["info", str(folder / "ours")])
+    shown = "".join(capsys.readouterr().out.replace("│", "").split())
+    origin = json.loads((folder / "ours" / "origin.json").read_text())
+    assert f"importedfrom{origin['place']};" in shown
+    assert f"model.safetensors:SHA-256{origin['sha256']['model.safetensors']}" in shown
 
 
 @pytest.mark.parametrize("place", ["file", "files", "text", "list", "processor", "none"])
