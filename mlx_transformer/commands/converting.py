@@ -297,12 +297,15 @@ def merge(
     keep: Annotated[
         bool, Option("--keep-adapter", help="Keep BASE's integers unchanged, and store ADAPTER beside them.")
     ] = False,
+    float32: Annotated[
+        bool, Option("--float32", help="Store float32 where BASE has sixteen bits, which would round what is added.")
+    ] = False,
     force: Force = False,
 ) -> None:
-    """Merge an adapter into its base: a float32 checkpoint that every other command reads."""
+    """Merge an adapter into its base: a checkpoint in BASE's precision, integers in float32."""
     from mlx_transformer.convert import import_huggingface
     from mlx_transformer.convert.merge import keep_adapter, merge_adapter
-    from mlx_transformer.core.checkpoint import CHECKPOINT
+    from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint
     from mlx_transformer.core.outputs import claim
     from mlx_transformer.families.hub import find_model
 
@@ -315,11 +318,16 @@ def merge(
     base = find_model(base).folder
     if keep and requantize:
         raise UserError("--keep-adapter leaves the integers that --requantize makes anew: give one of them")
+    if float32 and (keep or requantize):
+        raise UserError("--float32 stores floats, not integers: leave out --keep-adapter and --requantize")
     if keep:
         print(f"{out}: {keep_adapter(base, adapter, out, force)}")
         return
-    rounding = merge_adapter(base, adapter, out, requantize, force)
-    print(f"{out}: merged" + (f"; {rounding}" if rounding is not None else ""))
+    rounding = merge_adapter(base, adapter, out, requantize, force, float32)
+    said = [f"{out}: merged", *([] if rounding is None else [str(rounding)])]
+    if (precision := open_checkpoint(out).precision) != "float32" and rounding is None:
+        said.append(f"rounded to {precision}, which moves logits: --float32 keeps what was trained")
+    print("; ".join(said))
 
 
 RECORD, TRANSLATIONS, SHORTLIST, MARIAN = "distil.json", "translations.txt", "shortlist.bin", "marian"

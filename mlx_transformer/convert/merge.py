@@ -64,10 +64,15 @@ class Rounding:
 
 
 def merge_adapter(
-    base: str | Path, adapter: str | Path, out: Target, requantize: bool = False, force: bool = False
+    base: str | Path,
+    adapter: str | Path,
+    out: Target,
+    requantize: bool = False,
+    force: bool = False,
+    widen: bool = False,
 ) -> Rounding | None:
     """Merge an adapter into its base; write a checkpoint with tokenizer. Each matrix is rounded once, to its type in
-    the base, integers to float32.
+    the base, integers to float32; widen: all to float32.
 
     base: a checkpoint, or a published model's folder. adapter: ours, or one of PEFT.
     requantize: quantise merged matrices again if they are quantised in the base, by the same schemes, and return the
@@ -78,6 +83,7 @@ def merge_adapter(
     output = _claimed(base, adapter, out, force)
     with as_checkpoint(base) as folder:
         opened = open_checkpoint(folder).base
+        opened = opened.widened() if widen else opened
         text = checked_tokenizer(opened)
         config, merged, changed = _merged(opened, Path(adapter))
         own = files_with_weights(read_settings(opened.folder, opened.config), opened.folder)

@@ -50,14 +50,20 @@ def test_merged_weights_are_the_papers(base, kind, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_stay_sixteen(dtype, base, tmp_path):
+def test_sixteen_bits_stay_sixteen(dtype, base, tmp_path, capsys):
     """Merged, averaged and quantised: what isn't changed keeps its bits, what is is rounded once."""
     kind = number_type(dtype)
     weights = {name: array.astype(kind) for name, array in random_weights(wide()).items()}
     half = save_checkpoint(tmp_path / "half", wide(), weights)
     adapter = made(half, targets=["encoder.layers.0.self_attention.query_proj"])
     adapter.write(tmp_path / "adapter")
-    merge_adapter(half, tmp_path / "adapter", tmp_path / "merged")
+    main(["merge", str(half), str(tmp_path / "adapter"), "-o", str(tmp_path / "merged")])
+    assert (
+        f"merged; rounded to {dtype}, which moves logits: --float32 keeps what was trained" in capsys.readouterr().out
+    )
+    main(["merge", str(half), str(tmp_path / "adapter"), "-o", str(tmp_path / "wide"), "--float32"])
+    assert capsys.readouterr().out == f"{tmp_path / 'wide'}: merged\n"
+    exact = dict(open_checkpoint(tmp_path / "wide").tensors())
     average_checkpoints([half, base], tmp_path / "mean")
     quantize_checkpoint(half, tmp_path / "quantised", Scheme(128, 4))
     merged, mean = (dict(open_checkpoint(tmp_path / name).tensors()) for name in ("merged", "mean"))
@@ -67,6 +73,8 @@ def test_sixteen_bits_stay_sixteen(dtype, base, tmp_path):
         change = adapter.delta(name)
         expected = array if change is None else change.of(array.astype(np.float64)).astype(kind)
         assert merged[name].tobytes() == expected.tobytes()
+        wanted = (array if change is None else change.of(array.astype(np.float64))).astype(np.float32)
+        assert exact[name].tobytes() == wanted.tobytes()
         assert mean[name].tobytes() == ((array.astype(np.float64) + single[name]) / 2).astype(kind).tobytes()
         if quantised[name].dtype != np.uint32:
             assert (quantised[name].dtype, quantised[name].tobytes()) == (kind, array.tobytes())
