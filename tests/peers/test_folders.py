@@ -157,7 +157,7 @@ def test_the_page(name: str, folders: Path, ours: Callable[[str], Path], tmp_pat
     facts, tokenizer = facts_of(folders / name), Transformer.load(ours(name) / "model").tokenizer
     shutil.copytree(ROOT / "export" / "web" / "page", tmp_path / "page")
     (tmp_path / "page" / "package.json").write_text('{"type": "module"}', encoding="utf-8")
-    task = {"tokenizer": tokenizer.to_json(), "texts": facts["texts"], "rows": facts["ids"]}
+    task = {"tokenizer": tokenizer.to_json(), "texts": facts["texts"], "rows": facts["ids"], "quick": True}
     (tmp_path / "task.json").write_text(json.dumps(task), encoding="utf-8")
     script = ROOT / "tests" / "consumers" / "node" / "with_tokenizer.mjs"
     places = [str(tmp_path / file) for file in ("page", "task.json", "answer.json")]

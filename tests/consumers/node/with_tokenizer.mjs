@@ -2,7 +2,7 @@
 //
 //     node with_tokenizer.mjs PAGE TASK.json ANSWER.json
 //
-// Task: {tokenizer (the text of its file), texts, rows (of ids)}. Answer: {ids, texts, words}.
+// Task: {tokenizer (the text of its file), texts, rows (of ids), quick (no words)}. Answer: {ids, texts, words}.
 
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -10,11 +10,11 @@ import { pathToFileURL } from 'node:url';
 
 const [page, task, answer] = process.argv.slice(2);
 const { Tokenizer } = await import(pathToFileURL(join(page, 'tokenizer.js')).href);
-const { tokenizer: specification, texts, rows } = JSON.parse(readFileSync(task));
+const { tokenizer: specification, texts, rows, quick } = JSON.parse(readFileSync(task));
 const tokenizer = new Tokenizer(JSON.parse(specification));
 const found = {
   ids: texts.map((text) => tokenizer.encode(text)),
   texts: rows.map((ids) => tokenizer.decode(ids)),
-  words: rows.map((ids) => tokenizer.words(ids)),
+  words: quick ? [] : rows.map((ids) => tokenizer.words(ids)),
 };
 writeFileSync(answer, JSON.stringify(found));
