@@ -180,17 +180,15 @@ class PublishedAdapter:
 
         Raises `UserError` with every tensor that the base doesn't have, or has in another shape.
         """
-        tensors, unread = dict(base.tensors), set[str]()
-        if not self.of_mlx_lm:
-            tensors, unread = self._apart(base, family)
+        tensors, left = (dict(base.tensors), dict[str, bool]()) if self.of_mlx_lm else self._apart(base, family)
         places = family.places(config_of(family, base.config, base.generation, base.config_file)).values()
         transposed = {name for names, at in places if at.transposed for name in names}
         problems: list[str] = []
-        for name in self.replaced.keys() - unread:
+        for name in self.replaced.keys() - left.keys():
             tensors[self._name(name, tensors, family) or name] = self.replaced[name]
         for module in sorted(self.parts):
             parts, name = self.parts[module], self._name(f"{module}.weight", tensors, family)
-            if f"{module}.weight" in unread:
+            if f"{module}.weight" in left:
                 continue
             if name is None:
                 problems.append(f"the base has no {module}")
@@ -205,40 +203,45 @@ class PublishedAdapter:
         ranks = sorted({array.shape[0] for parts in self.parts.values() for n, array in parts.items() if n[-1] == "a"})
         kind = "DoRA" if self.config.get("use_dora") else "rsLoRA" if self.config.get("use_rslora") else "LoRA"
         ranks_said = f" of rank {', '.join(map(str, ranks))}" if ranks else ""
-        own = f"{len(self.replaced)} tensors of its own ({first_of(sorted(self.replaced), ', ')})"
+        replaced = sorted(self.replaced.keys() - {name for name, is_read in left.items() if not is_read})
+        own = f"{len(replaced)} tensors of its own ({first_of(replaced, ', ')})"
         changes = [f"{kind}{ranks_said} of {len(self.parts)} matrices"] if self.parts else []
+        unread = [name for name, is_read in left.items() if not is_read]
         changes += [f"nothing of {first_of(sorted(unread), ', ')}, which PEFT's model doesn't read"] if unread else []
-        note = f"merged into {base.path}: {', and '.join([*changes, *([own] if self.replaced else [])])}"
+        note = f"merged into {base.path}: {', and '.join([*changes, *([own] if replaced else [])])}"
         return replace(base, tensors=tensors, config=self._with_head(base, family, tensors)), note
 
-    def _apart(self, base: Published, family: Family) -> tuple[dict[str, Any], set[str]]:
-        """(the base's tensors, changed ones that no layer reads). Of a tied embedding of which the adapter changes one
-        module, each module has a tensor: PEFT unties them so, without ensure_weight_tying. Embeddings saved whole stay
-        tied."""
-        tensors, unread = dict(base.tensors), set[str]()
-        saved = tuple(self.config.get("modules_to_save") or ())
-        own = {f"{module}.weight" for module in self.parts}
-        own |= {name for name in self.replaced if saved and name.removesuffix(".weight").endswith(saved)}
+    def _apart(self, base: Published, family: Family) -> tuple[dict[str, Any], dict[str, bool]]:
+        """(the base's tensors, {changed tensor that isn't among them: whether its values are}).
+
+        Of a tied embedding of which the adapter changes one module, each module has a tensor: PEFT unties them so,
+        without ensure_weight_tying. An embedding saved whole, not by modules_to_save, is all modules'.
+        """
+        tensors, left = dict(base.tensors), dict[str, bool]()
+        names_saved = tuple(self.config.get("modules_to_save") or ())
+        saved = {n for n in self.replaced if names_saved and n.removesuffix(".weight").endswith(names_saved)}
+        own = saved | {f"{module}.weight" for module in self.parts}
         for names, at in self._tables(base, family):
             group = [f"{name}.weight" for name in (at.name, *at.copies)]
             present = [name for name in names if name in tensors]
             changed = [name for name in {*own, *self.replaced} if self._name(name, dict.fromkeys(names), family)]
             if len(group) == 1 or not present or not changed:
                 continue
-            tied = tensors[present[0]]
-            for name in present:
-                del tensors[name]
             if len(changed) > 1 and any(ROWS in self.parts.get(name.removesuffix(".weight"), ()) for name in changed):
                 modules = first_of(sorted(changed), ", ")
                 raise UserError(f"{self.path}: trainable_token_indices: rows of each of {modules}: merge it with PEFT")
+            whole = [name for name in changed if name in self.replaced.keys() - saved]
+            tied = self.replaced[whole[0]] if whole else tensors[present[0]]
+            for name in present:
+                del tensors[name]
             if own.isdisjoint(changed) or (len(changed) == 1 and self._keeps_tied(changed[0])):
                 tensors[changed[0]] = self.replaced.get(changed[0], tied)
             else:
                 tensors |= dict.fromkeys(group, tied)
-                if len(group) > 2:  # of an encoder-decoder model: what all share
+                if len(group) > 2:  # of an encoder-decoder model no layer reads what all share
                     del tensors[group[0]]
-                    unread |= {name for name in changed if self._name(name, {group[0]: tied}, family)}
-        return tensors, unread
+                    left |= {name: name in whole for name in changed if self._name(name, {group[0]: tied}, family)}
+        return tensors, left
 
     def _keeps_tied(self, name: str) -> bool:
         """Whether a change of one module is a change of all that are tied to it."""
@@ -250,7 +253,10 @@ class PublishedAdapter:
         """The weight with the adapter's change, computed in float64 and rounded once."""
         weight = np.array(weight)
         if ROWS in parts:
-            weight[self._tokens(module)] = parts[ROWS]
+            ids = self._tokens(module)
+            if min(ids) < 0 or len(ids) != len(parts[ROWS]):
+                raise ValueError
+            weight[ids] = parts[ROWS]
             return weight
         a, b = (parts[name] for name in (("embedding_a", "embedding_b") if "embedding_a" in parts else ("a", "b")))
         scale = self._scale(module, a.shape[0])
@@ -357,6 +363,10 @@ def read_peft(path: Path) -> PublishedAdapter | None:
     alphas = [config.get("lora_alpha", 1), *(patterns.values() if isinstance(patterns, dict) else [None])]
     if not all(isinstance(alpha, int | float) for alpha in alphas):
         problems.append("lora_alpha must be a number, alpha_pattern an object of numbers")
+    try:
+        list(map(re.compile, patterns))
+    except (re.error, TypeError):
+        problems.append(f"alpha_pattern {patterns!r:.60}: its keys are no regular expressions")
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
         problems.append(f"modules_to_save={saved!r:.40} is no list of names")

@@ -162,6 +162,8 @@ def copied(tmp_path: Path) -> Path:
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' changed the base too"),
         ({"alora_invocation_tokens": [4]}, "alora_invocation_tokens=.* is none of what can be read"),
         ({"lora_alpha": "x"}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"(": 1}}, "its keys are no regular expressions"),
+        ({"modules_to_save": "x"}, "modules_to_save='x' is no list of names"),
         ({"alpha_pattern": [1]}, "alpha_pattern an object of numbers"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path names no base"),
         ({"base_model_name_or_path": "../../golden/none"}, "golden/none: no such folder"),
