@@ -307,8 +307,9 @@ def recomputed(section: str, look: Look) -> dict[str, Any]:
     if section == "logits":
         return _logits(look)
     if section == "training":
-        losses = json.loads((ROOT / "export/explain/walk/training.json").read_text(encoding="utf-8"))["losses"]
-        return {"first": losses[0], "last": losses[-1], "guess": math.log(9)}
+        told = json.loads((ROOT / "export/explain/walk/training.json").read_text(encoding="utf-8"))
+        looks = {when: max(told[when][0]) for when in ("before", "after")}
+        return {"first": told["losses"][0], "last": told["losses"][-1], "guess": math.log(9), **looks}
     if section == "search":
         return {f"step {t}": softmax(look.points["logits"][t])[id] for t, id in enumerate(look.written)}
     return _broken(look) if section == "break" else {}
