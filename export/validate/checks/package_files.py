@@ -385,6 +385,7 @@ LINES = (
     "የሰው ልጅ ሁሉ ነጻ ሆኖ ይወለዳል።",
     "មនុស្សទាំងអស់កើតមកមានសេរីភាព។",
     "two  spaces , a\ttab 🙂 and <b>marks</b> [x] {y}",
+    "Cafe\u0301 A\u030a \uff21\uff22\uff11 \ufb01ve \u2460 \u212b\u3000x",  # what normalisers change
     "a",
 )
 MANY = 12

@@ -63,3 +63,11 @@ def test_what_makes_other_ids_is_named(tmp_path):
     (folder / "tokenizer.json").write_text("{")
     (problem,) = token_problems(opened, folder)
     assert "can't be read" in problem
+
+
+@pytest.mark.parametrize("name", ["v5/modernbert", "v4/pegasus", "v5/t5", "v5/bert"])
+def test_a_lost_normaliser_is_named(name, tmp_path):
+    opened, folder, values, _ = package(tmp_path, name)
+    written(folder, {**values, "normalizer": None})
+    (problem,) = token_problems(opened, folder)
+    assert problem.startswith("tokenizer.json: cuts")
