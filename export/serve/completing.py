@@ -282,7 +282,7 @@ class CompletionModel(Loaded):
     """A loaded decoder. `UserError` without a fitting tokenizer."""
 
     label = "completion"
-    use = "completes prompts; send them to /v1/completions"
+    use = "completes prompts; send them to /v1/completions, conversations to /v1/chat/completions"
 
     def __init__(self, *given: Any):
         super().__init__(*given)

@@ -35,7 +35,8 @@ AUTO = "auto"
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
 NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
 NO_TRANSLATOR = (
-    "this server has no translator; its models take POST /v1/completions, /v1/embeddings, /rerank or /predict"
+    "this server has no translator; its models take POST /v1/chat/completions, /v1/completions, /v1/embeddings, "
+    "/rerank or /predict"
 )
 
 
