@@ -112,6 +112,7 @@ def test_what_one_looks_at(page: Path) -> None:
         "encoder",
         "decoder",
     ]
+    assert [chosen[n][name][0] for n, name in ((4, "word"), (5, "step"), (7, "step"))] == ["1", "2", "3"]
     assert states[-2]["seen"] == "cross"
     assert all(state["output"] == states[0]["output"] for state in states)
     assert "(layer 1, head 2)" in states[5]["said"]
