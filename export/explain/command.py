@@ -81,7 +81,7 @@ def explain(
         languages = {
             name: getattr(s, name) for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE) if getattr(s, name) is not None
         }
-        chosen = with_languages(models[0].settings, chosen | languages)
+        chosen = with_languages(models[0].settings, chosen | languages, lines=texts)
         around, search = chosen_options(models[0].settings, chosen)
         prefix = models[0].settings.get(TASK_PREFIX, "") if s.task_prefix is None else s.task_prefix
         sentence = read_sentence(models[0], texts, s.translation, search, around, prefix)

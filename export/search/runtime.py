@@ -39,7 +39,14 @@ from mlx_transformer.decoding.search import (
     search,
 )
 from mlx_transformer.decoding.steps import DEAD, Batch, Decoder, Model
-from mlx_transformer.generation.settings import TASK_PREFIX, Settings, checked_settings, chosen_options, with_languages
+from mlx_transformer.generation.settings import (
+    TASK_PREFIX,
+    Settings,
+    checked_settings,
+    chosen_options,
+    typed_language,
+    with_languages,
+)
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.files import parse_json
@@ -206,7 +213,7 @@ class SearchModel(TextVerbs):
         if options.pop("aligned", False):
             raise UserError(f"{self.path}: gives text without alignments: export it without text")
         options.pop("scored", None)
-        prefix, options = options.pop(TASK_PREFIX, None), with_languages(self.generation, options)
+        prefix, options = options.pop(TASK_PREFIX, None), with_languages(self.generation, options, lines=lines)
         owners, pieces = self.pieces(lines, overlong, first_line, on_overlong, task_prefix=prefix)
         results = self.translated(pieces, [first_line + owner for owner in owners], **options)
         return join(len(lines), owners, results)
@@ -312,6 +319,9 @@ class SearchModel(TextVerbs):
         from mlx_transformer.generation.translate import Translation
 
         around, chosen = chosen_options(self.generation, options)
+        typed = [n for n, line in zip(numbers, lines, strict=True) if typed_language(self.generation, line)]
+        if around.before and typed:
+            raise UserError(f"line {typed[0]}: names its language, and target_language is given too: leave one out")
         check_options(chosen, self.config)
         sizes = np.array([len(line.encode()) for line in lines], int)  # bytes, a bound on the tokens
         limits = sizes + EXTRA_TOKENS
@@ -319,7 +329,7 @@ class SearchModel(TextVerbs):
         check_fits(self.config, chosen.beam, 0, chosen.max_new_tokens or most)
         texts, places = np.array(lines, object), share.places(len(lines))
         inputs = {**inputs_of(vars(chosen)), "max_new_tokens": np.array([chosen.max_new_tokens or 0])}
-        inputs |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around, strict=True)}
+        inputs |= {name: np.array(ids, np.int64) for name, ids in zip(TEXT_SETTINGS, around[:2], strict=True)}
         inputs |= {"prefix": padded([]), "candidates": padded([])}
 
         def search_on(index: np.ndarray) -> tuple[np.ndarray, list[list[Translation]]]:

@@ -249,7 +249,7 @@ class TranslationModel(Loaded):
             if own is None:
                 raise RequestError(400, f"{side}={code}: none of the model's languages; GET /languages lists them")
             options[name] = own
-        options = with_languages(self.model.generation, options)
+        options = with_languages(self.model.generation, options, lines=request.lines)
         return replace(request, options=dict(sorted(options.items())))
 
     async def translate(self, request: TranslateRequest, client: Hashable) -> list[list[Translation]]:
@@ -258,11 +258,12 @@ class TranslationModel(Loaded):
             raise RequestError(400, NO_ALIGNMENT)
         owners, rows = await self._rows(request)
         around, search = chosen_options(self.model.generation, request.options)
-        if any(around) and not all(isinstance(ids, list) for ids in rows):
+        placed = around.before or around.behind
+        if placed and not all(isinstance(ids, list) for ids in rows):
             raise RequestError(400, "source_language: this server's file takes text only")
         scored = request.wants_n_best or not self.model.has_steps
         task = Search(self.model, self.name, search, scored, request.wants_alignment)
-        payloads = [Row(around(ids) if any(around) else ids, i) for i, ids in enumerate(rows)]
+        payloads = [Row(around(ids) if placed else ids, i) for i, ids in enumerate(rows)]
         hypotheses = await self.compute(task, payloads, [len(ids) for ids in rows], client, search.beam)
         self.count(len(request.lines), sum(len(n_best[0].ids) for n_best in hypotheses))
         links = [[[h.alignment for h in row] for row in hypotheses]] if request.wants_alignment else []

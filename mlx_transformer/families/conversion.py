@@ -42,7 +42,13 @@ from mlx_transformer.core.positions import reordered
 from mlx_transformer.core.quantization import KEY, SAME_KEY, Quantization, described, stored_tensors
 from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import JOINT, side_texts
-from mlx_transformer.generation.settings import LANGUAGES, Settings, read_settings, settings_text
+from mlx_transformer.generation.settings import (
+    LANGUAGES,
+    TARGET_IN_SOURCE,
+    Settings,
+    read_settings,
+    settings_text,
+)
 from mlx_transformer.system.durable import Target, replace_folder
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_json, read_object
@@ -250,7 +256,8 @@ def _converted(
     languages = read_languages(folder, config, tokenizer) if model_type in (*OF_LANGUAGES, "marian") else {}
     if model_type == "marian" and len(languages) > 1:
         tokens = first_of([f">>{code}<<" for code in languages], ", ")
-        notes.append(f"knows {len(languages)} languages by what a text begins with, and guesses without: {tokens}")
+        settings |= {LANGUAGES: languages, TARGET_IN_SOURCE: True}
+        notes.append(f"translates into {len(languages)} languages: name one, or begin each text with one of {tokens}")
     elif languages and model_type in OF_LANGUAGES:
         settings[LANGUAGES] = languages
         settings |= places_of_languages(folder, model_type)

@@ -37,7 +37,14 @@ from .heads import (
     tag,
 )
 from .line_files import LineReport, LineWork, write_lines
-from .settings import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK_PREFIX, language_id, with_languages
+from .settings import (
+    SOURCE_LANGUAGE,
+    TARGET_IN_SOURCE,
+    TARGET_LANGUAGE,
+    TASK_PREFIX,
+    language_id,
+    with_languages,
+)
 from .text_options import AnswerOptions, ClassifyOptions, EmbedOptions, PairSettings, RerankOptions, TextSettings
 from .translate import Translation
 from .verbs import TextVerbs
@@ -176,7 +183,8 @@ def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
     model.pair_ids(["a"], ["b"])  # raises here for a model that scores no text
     limit = model.config.max_positions if alone else model.translator.most
     languages = {name: getattr(settings, name) for name in ("source_language", "target_language")}
-    chosen = with_languages(model.generation, {name: code for name, code in languages.items() if code is not None})
+    named = {name: code for name, code in languages.items() if code is not None}
+    chosen = with_languages(model.generation, named, told=bool(model.generation.get(TARGET_IN_SOURCE)))  # by each row
     tokenizer = cast("Tokenizer", model.tokenizer)
 
     def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:

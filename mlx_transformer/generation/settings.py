@@ -5,7 +5,8 @@ Further keys:
 
 languages: {code: id}, the language tokens of a multilingual model. The target's token is forced as the first of every
     output, and the source's token stands first in every source, unless one of these is true:
-target_language_in_source: the target's token stands first in every source, and nothing is forced, e.g. in SMaLL-100.
+target_language_in_source: the target's token stands first in every source, and nothing is forced, e.g. in SMaLL-100,
+    or in an Opus-MT of several languages, whose texts may begin with it themselves: ">>deu<< Hello".
 source_language_last: the source's token stands behind the end token of every source, e.g. in mBART.
 target_language_starts: the decoder begins with the target's token in place of the start token, e.g. in mBART.
 shortlist: the name of a file in the same folder with the candidate tokens of each source token.
@@ -18,7 +19,8 @@ special_tokens: {name: spelling} of the tokens that templates read, e.g. {"bos_t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,7 @@ TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
 """Flags for models that read a language token elsewhere than first in the source and first in the output."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
+TYPED = re.compile(">>([^<>]+)<<")
 CHAT_TEMPLATES, SPECIAL_TOKENS = "chat_templates", "special_tokens"
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE, CHAT_TEMPLATES, SPECIAL_TOKENS)
 """The keys of the file that are not fields of `Options`."""
@@ -149,16 +152,27 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
     return languages[code]
 
 
-def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any], told: bool = False) -> dict[str, Any]:
-    """Return the options for translating text, with the languages that the model's folder names where the caller names
-    none. `UserError` where a model of several languages is told one neither way: it would guess.
+def typed_language(settings: Mapping[str, Any], line: str) -> str | None:
+    """The language that a text names itself, e.g. "deu" in ">>deu<< Hello", if the model reads it there."""
+    match = TYPED.match(line) if settings.get(TARGET_IN_SOURCE) else None
+    return match[1] if match and match[1] in settings.get(LANGUAGES, {}) else None
 
-    told: the sources have their language's token already, so that only the target's is needed.
+
+def with_languages(
+    settings: Mapping[str, Any], options: Mapping[str, Any], told: bool = False, lines: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the options for translating text, with the languages that the model's folder names where the caller names
+    none. `UserError` where a model of several languages is told one in no way: it would guess.
+
+    told: the sources have their language's token already, so that only the target's is needed. lines: the sources'
+    text, which may name it.
     """
     chosen = dict(options)
     languages = settings.get(LANGUAGES)
     if not languages:
         return chosen
+    typed = [typed_language(settings, line) for line in lines if line.strip()]
+    told = told or (bool(typed) and None not in typed)
     begun = _chooses_first(options) or bool(settings.get("forced_first"))
     for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
         if chosen.get(name) is None:
@@ -176,9 +190,10 @@ def with_languages(settings: Mapping[str, Any], options: Mapping[str, Any], told
     missing += [] if in_source or begun or TARGET_LANGUAGE in chosen else [TARGET_LANGUAGE]
     if missing:
         some = ", ".join(list(languages)[:3])
+        typing = ", or begin each text with one, as in >>fra<< Hello" if in_source and not all(typed) else ""
         raise UserError(
             f"{' and '.join(missing)}: the model has {len(languages)} languages ({some}, ...) and its folder says "
-            "none for a text: name one"
+            f"none for a text: name one{typing}"
         )
     return chosen
 
@@ -189,13 +204,14 @@ def _chooses_first(options: Mapping[str, Any]) -> bool:
 
 
 class Around(NamedTuple):
-    """Ids to put before and behind the ids of a source."""
+    """Ids to put before and behind the ids of a source, unless it begins with one of `own`."""
 
     before: list[int]
     behind: list[int]
+    own: Collection[int] = ()
 
     def __call__(self, ids: Sequence[int]) -> list[int]:
-        return [*self.before, *ids, *self.behind]
+        return [*ids] if {*self.own}.intersection(ids[:1]) else [*self.before, *ids, *self.behind]
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
@@ -210,7 +226,8 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
             raise UserError(f"{SOURCE_LANGUAGE}: the model is told the target's language alone: leave it out")
         source = others.pop(TARGET_LANGUAGE, None)
     token = [] if source is None else [language_id(settings, source)]
-    return Around([], token) if settings.get(SOURCE_LAST) else Around(token, []), others
+    own = settings[LANGUAGES].values() if token and settings.get(TARGET_IN_SOURCE) else ()
+    return Around([], token) if settings.get(SOURCE_LAST) else Around(token, [], own), others
 
 
 def with_source_language(
@@ -218,7 +235,8 @@ def with_source_language(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the source ids with their language token added, and the remaining options (see `around_source`).
 
-    Languages are those of `with_languages`. A row that has a token of one keeps it, if the caller names none.
+    Languages are those of `with_languages`. A row that has a token of one keeps it, if the caller names none, and one
+    that begins with its target's keeps that.
     """
     tokens = {*settings.get(LANGUAGES, {}).values()}
     if ids is None or not tokens:

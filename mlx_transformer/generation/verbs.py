@@ -306,7 +306,7 @@ class TextVerbs:
         lists. Of a decoder that of the text which follows a prompt, without an end. languages: `source_language` and
         `target_language`, for a model of several."""
         sources, targets = zip(*self.pair_ids(lines, translations), strict=True)
-        chosen = with_languages(self.generation, languages)
+        chosen = with_languages(self.generation, languages, lines=[lines] if isinstance(lines, str) else lines)
         scores = [math.fsum(values.tolist()) for values in self.log_probabilities([*sources], [*targets], **chosen)]
         return scores[0] if isinstance(lines, str) else scores
 
@@ -405,7 +405,7 @@ class TextVerbs:
 
         others: dict[str, Any] = {**options}
         translator = self.translator.with_prefix(others.pop(TASK_PREFIX, None))
-        around, others = around_source(self.generation, with_languages(self.generation, others))
+        around, others = around_source(self.generation, with_languages(self.generation, others, lines=[text]))
         chosen = {"around": around, "candidates_of": self._candidates, **self._streaming(others)}
         return self._streamed(lambda model: stream(model, translator, text, **chosen))
 
@@ -665,7 +665,8 @@ class TextVerbs:
 
     def _n_best(self, lines: str | Sequence[str], **options: Any) -> list[list[Translation]]:
         prefix = options.pop(TASK_PREFIX, None)
-        return self.translator.with_prefix(prefix).n_best(lines, **with_languages(self.generation, options))
+        options = with_languages(self.generation, options, lines=[lines] if isinstance(lines, str) else lines)
+        return self.translator.with_prefix(prefix).n_best(lines, **options)
 
     def _decoders(self, what: str) -> Tokenizer:
         """Return the tokenizer of a decoder-only model. For other models raises `UserError`, naming `what` as needing

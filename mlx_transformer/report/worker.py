@@ -159,7 +159,7 @@ def log_p(served: Served, source: Sequence[str], target: Sequence[str]) -> list[
     fits = [i for i, pair in enumerate(pairs) if source[i].strip() and max(map(len, pair)) <= most]
     from mlx_transformer.generation.settings import with_languages
 
-    languages = with_languages(served.translator.generation, {})
+    languages = with_languages(served.translator.generation, {}, lines=source)
     sources, targets = ([pairs[i][side] for i in fits] for side in (0, 1))
     values = served.translator.log_probabilities(sources, targets, **languages)
     by_pair: list[float | None] = [None] * len(pairs)

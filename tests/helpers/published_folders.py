@@ -132,5 +132,5 @@ def _marian(folder: Path, source: bytes, target: bytes, apart: bool) -> None:
 def left_behind(notes: list[str]) -> list[str]:
     """Notes of an import but those on rows of the table that no token names, and on the languages that Marian's texts
     begin with, which small models here often have."""
-    usual = ("rows of the table have no token", "languages by what a text begins with")
+    usual = ("rows of the table have no token", "languages: name one, or begin each text")
     return [note for note in notes if not any(words in note for words in usual)]

@@ -63,10 +63,11 @@ function read(text, { languages = {}, listed = true }, prefix = []) {
   const { languages: known = {}, forced_first: usual, target_in_source: inSource, task_prefix: task, end_ids: ends } = config.generation;
   const { source_last: last, target_starts: starts } = config.generation;
   const [from, to] = [languages.source, languages.target].map((code) => (code in known ? [known[code]] : []));
-  const around = inSource ? to : from;
-  const begun = to.length || usual.length;
-  if (Object.keys(known).length && !(around.length && begun)) throw new Error('choose the language of the text and that of the translation');
   const ids = tokenizer.encode(task + text);
+  const typed = inSource && Object.values(known).includes(ids[0]); // >>deu<< Hello
+  const around = typed ? [] : inSource ? to : from;
+  const begun = to.length || usual.length;
+  if (!typed && Object.keys(known).length && !(around.length && begun)) throw new Error('choose the language of the text and that of the translation');
   const source = last ? [...ids, ...around] : [...around, ...ids];
   const forced = to.length && !inSource && !starts ? to : usual;
   const start = (starts ? to[0] : undefined) ?? config.start_id;

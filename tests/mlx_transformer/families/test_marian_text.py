@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from published_folders import joint_vocabulary, left_behind, marian_config
 from published_text import judge_of, lines, looked_up, text_pieces, trained, two_languages, write_model
 
-from export import OnnxTransformer, export_onnx
+from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from mlx_transformer import Transformer
 from mlx_transformer.convert import import_huggingface, to_huggingface
 from mlx_transformer.system.errors import UserError
@@ -42,7 +43,7 @@ def marian(sides, tmp_path_factory) -> tuple[Path, dict[str, int]]:
     folder = tmp_path_factory.mktemp("marian")
     write_model(folder / "theirs", marian_config(vocabulary), **files)
     notes = import_huggingface(folder / "theirs", folder / "ours")
-    assert "knows 2 languages by what a text begins with, and guesses without: >>deu<<, >>fra<<" in notes
+    assert "translates into 2 languages: name one, or begin each text with one of >>deu<<, >>fra<<" in notes
     assert left_behind(notes) == []
     return folder / "ours", vocabulary
 
@@ -101,9 +102,41 @@ def test_marian_translates_text(marian):
     assert isinstance(text, str)
 
 
+UNTOLD = "target_language: the model has 2 languages .deu, fra, .... and its folder says none for a text: name one, or "
+
+
+@pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
+def test_a_text_of_several_languages_names_its_own_or_the_caller_does(kind, marian, tmp_path):
+    """By a row, so that no line is translated into a guessed language."""
+    if kind == "mlx":
+        model: Any = Transformer.load(marian[0])
+    elif kind == "onnx":
+        model = OnnxTransformer(export_onnx(marian[0], tmp_path / "onnx"), threads=1)
+    else:
+        pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
+        model = SearchModel(export_search(marian[0], tmp_path / "search.onnx", text=True), threads=1)
+    options = dict(max_new_tokens=5)
+    typed = model.translate([">>deu<< Germany", ">>fra<< Germany"], **options)
+    assert typed == [model.translate("Germany", target_language=code, **options) for code in ("deu", "fra")]
+    for text in ("Germany", ["Germany"], [">>deu<< Germany", "France"], [" >>deu<< Germany"], [">>eng<< Germany"]):
+        with pytest.raises(UserError, match=UNTOLD):
+            model.translate(text, **options)
+    mixed = [">>deu<< Germany", "Germany"]
+    if kind == "search":
+        with pytest.raises(UserError, match="line 1: names its language, and target_language is given too"):
+            model.translate(mixed, target_language="fra", **options)
+    else:
+        assert model.translate(mixed, target_language="fra", **options) == typed
+        ids = model.tokenizer.source.encode_batch(["Germany"])
+        with pytest.raises(UserError, match="target_language: the model has 2 languages"):
+            model.generate(ids, **options)
+        assert model.generate(model.tokenizer.source.encode_batch([">>deu<< Germany"]), **options)
+
+
 def test_marians_text_goes_along(marian, tmp_path):
     """To a folder of graphs, whose runner translates as MLX, and to a folder for `transformers` and back."""
-    texts, options = [">>deu<< Germany", "France", "Ελλάδα"], dict(max_new_tokens=6, suppressed=())
+    texts = [">>deu<< Germany", "France", "Ελλάδα"]
+    options = dict(max_new_tokens=6, suppressed=(), target_language="fra")
     export_onnx(marian[0], tmp_path / "onnx")
     model, runner = Transformer.load(marian[0]), OnnxTransformer(tmp_path / "onnx", threads=1)
     assert model.translate(texts, **options) == runner.translate(texts, **options)
