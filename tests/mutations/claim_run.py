@@ -49,7 +49,7 @@ def named_by(number: int) -> list[str]:
     return [*numbers, *shown, *here, *formula, *guide, *(f"tests/{test}" for test in row.tests)]
 
 
-def tests_of(change: Change) -> list[str]:
+def named_tests(change: Change) -> list[str]:
     return [*change.tests] or named_by(change.row)
 
 
@@ -78,7 +78,7 @@ def run(name: str, change: Change, project: Path) -> Seen:
 
 def _tested(name: str, change: Change, project: Path) -> Seen:
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "-rf", "--tb=no", "-m", "not slow"]
-    command = [sys.executable, "-B", "-m", "pytest", *options, *tests_of(change)]
+    command = [sys.executable, "-B", "-m", "pytest", *options, *named_tests(change)]
     environment = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     environment |= {"HOME": str(project), "MUTATED": "1"}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from claim_mutations import CHANGES, Change
-from claim_run import copy_project, run, tests_of
+from claim_run import copy_project, run, named_tests
 from imports import ROOT
 
 
@@ -14,7 +14,7 @@ def test_what_is_taken_out_is_there(name: str) -> None:
     change = CHANGES[name]
     assert change.old in (ROOT / change.file).read_text(encoding="utf-8")
     assert change.old != change.new
-    assert tests_of(change)
+    assert named_tests(change)
 
 
 @pytest.mark.slow

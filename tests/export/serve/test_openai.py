@@ -216,7 +216,8 @@ def test_what_changes_nothing_may_be_said(shared):
 def test_a_server_without_translator(writer):
     with client({Named.of(["stories=a"])[0]: writer}) as (http_, _):
         answer = http_.post("/translate", json={"text": "x"})
-        assert (answer.status_code, "POST /v1/completions" in answer.json()["error"]) == (400, True)
+        assert answer.status_code == 400
+        assert "POST /v1/chat/completions, /v1/completions, " in answer.json()["error"]
 
 
 def test_unknown_addresses_and_faults(shared, writer):
