@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from claim_mutations import CHANGES, Change
-from claim_run import copy_project, run, named_tests
+from claim_run import copy_project, named_tests, run
 from imports import ROOT
 
 
