@@ -98,7 +98,9 @@ class Build:
         here = Path(claim_pages.path_of(row.number)).parent.as_posix()
         file = self.figures.get(row.number)
         figure = relative(f"figures/{file.name}", here) if file else None
-        return claim_pages.page(row, self.root, figure, lambda *what: self._source_link(*what, here))
+        return claim_pages.page(
+            row, self.root, figure, lambda file, name, label: self._source_link(file, name, label, here)
+        )
 
     def _picture(self, path: str, file: str, here: str) -> str:
         """The place of a copy of a picture that `file` shows, as a page in the folder `here` has it."""

@@ -69,7 +69,8 @@ class _Reader:
     def _chain(
         self, kind: str, operators: Sequence[str], end: str, part: Callable[[str], Node], first: Node | None = None
     ) -> Node:
-        parts, between = [first] if first else [self._part(operators, end, part)], []
+        parts: list[Node | None] = [first or self._part(operators, end, part)]
+        between = []
         while self.next in operators:
             between.append(self.take())
             parts.append(self._part(operators, end, part))
