@@ -15,6 +15,7 @@ A finished part is kept, and an interrupted part is continued.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -56,6 +57,8 @@ def import_command(
 ) -> None:
     """Turn a published model, in the format of `transformers`, llama.cpp or Marian, into a checkpoint."""
     from mlx_transformer.convert import import_huggingface, import_marian
+    from mlx_transformer.core.checkpoint import open_checkpoint
+    from mlx_transformer.core.parameters import parameter_shapes
     from mlx_transformer.system.progress import quiet_progress
 
     if Place.of(model).what == "a Marian model":
@@ -63,7 +66,11 @@ def import_command(
     else:
         with quiet_progress("import") as watch:
             notes = import_huggingface(model, out, force, revision, watch)
-    print("; ".join([f"{out}: imported", *notes]))
+    read = open_checkpoint(out)
+    size = sum(map(math.prod, parameter_shapes(read.config).values()))
+    kind = "" if read.quantization else f" in {read.precision}"
+    text = ", with its tokenizer" if read.tokenizer_path else ""
+    print("; ".join([f"{out}: imported: {read.config.architecture}, {size:,} parameters{kind}{text}", *notes]))
 
 
 def to_huggingface_command(

@@ -191,7 +191,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         cli.main(["to-marian", str(tmp_path / "ours"), str(tmp_path / "back")])
     shown = capsys.readouterr()
-    assert shown.out == f"{tmp_path / 'ours'}: imported\n{tmp_path / 'back'}: written\n"
+    assert shown.out.startswith(f"{tmp_path / 'ours'}: imported: encoder-decoder, ")
+    assert shown.out.endswith(f" parameters in float32, with its tokenizer\n{tmp_path / 'back'}: written\n")
     assert "holds another Marian folder; choose another folder, or --force" in shown.err
     settings = json.loads((tmp_path / "ours" / "marian.json").read_text())
     assert settings["generation"] == {"beam-size": 1, "max-length-factor": 2.5}
