@@ -453,7 +453,7 @@ class Tokenizer:
         """Its spelling, "<mask>" or "[MASK]"."""
         return MASK_TOKEN if self._mask is None else self.token(self._mask)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Number of ids with special tokens, at most the embedding's rows. A published decoder may skip ids."""
         if self.is_makers:
