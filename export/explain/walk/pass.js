@@ -29,7 +29,7 @@ export class Pass {
     const { data, shape, rows } = this.point(name);
     const width = shape.at(-1);
     const axis = shape.length - 2; // the axis of positions
-    const place = index.reduce((sum, i, n) => sum * shape[n] + (rows && n === axis ? rows.indexOf(i) : i), 0);
+    const place = index.reduce((sum, i, n) => (rows && n === axis ? sum * rows.length + rows.indexOf(i) : sum * shape[n] + i), 0);
     return data.subarray(place * width, (place + 1) * width);
   }
 

