@@ -60,7 +60,7 @@ from mlx_transformer.core.adapter import WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.quantization import Packed, Scheme
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.tensors import PART
+from mlx_transformer.system.tensors import some_rows
 
 from .products import LateWeight, Linear, Lookup, late_initializer, linears, lookups, put_product
 from .table import ACTIVATIONS, DEFAULT_ACTIVATIONS, PRECISIONS
@@ -293,11 +293,10 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
     """The operators' form of a matrix: bytes (O, D * bits / 8), scales (O, G), zero points packed into bytes too."""
     zero = nearest_zeros(packed)
     assert zero is not None
-    bits, (rows, width) = HELD_IN[packed.scheme.bits], packed.shape
-    octets, count = np.empty((rows, -(-width * bits // 8)), np.uint8), max(1, PART // width)
-    for first in range(0, rows, count):
-        some = slice(first, first + count)
-        octets[some] = in_bytes(packed[some].integers(), bits)
+    bits, (count, width) = HELD_IN[packed.scheme.bits], packed.shape
+    octets = np.empty((count, -(-width * bits // 8)), np.uint8)
+    for rows in some_rows(packed.shape):
+        octets[rows] = in_bytes(packed[rows].integers(), bits)
     return octets, packed.scales, in_bytes(zero[0], bits)
 
 

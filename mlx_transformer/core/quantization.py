@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_transformer.system.errors import Name, UserError
-from mlx_transformer.system.tensors import PART, to_float32
+from mlx_transformer.system.tensors import some_rows, to_float32
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -265,10 +265,10 @@ class Packed:
         first, last, shift = begin // 8, (begin + bits - 1) // 8, (begin % 8).astype(np.uint16)
         octets = np.ascontiguousarray(self.words, "<u4").view(np.uint8).reshape(self.shape[0], -1, bits)
         q = np.empty((*octets.shape[:2], 8), np.uint8)
-        for rows in range(0, len(q), count := max(1, PART // self.shape[1])):  # what is between takes 12 bytes a value
-            some = octets[rows : rows + count]
+        for rows in some_rows(self.shape):  # what is between takes 12 bytes a value
+            some = octets[rows]
             pairs = some[..., first] | some[..., last].astype(np.uint16) << 8  # (rows, D / 8, 8)
-            q[rows : rows + count] = pairs >> shift & (2**bits - 1)
+            q[rows] = pairs >> shift & (2**bits - 1)
         return q.reshape(self.shape)
 
     @property

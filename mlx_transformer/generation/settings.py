@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,10 +208,10 @@ class Around(NamedTuple):
 
     before: list[int]
     behind: list[int]
-    own: Collection[int] = ()
+    own: frozenset[int] = frozenset()
 
     def __call__(self, ids: Sequence[int]) -> list[int]:
-        return [*ids] if {*self.own}.intersection(ids[:1]) else [*self.before, *ids, *self.behind]
+        return [*self.before, *ids, *self.behind] if self.own.isdisjoint(ids[:1]) else [*ids]
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
@@ -226,7 +226,7 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
             raise UserError(f"{SOURCE_LANGUAGE}: the model is told the target's language alone: leave it out")
         source = others.pop(TARGET_LANGUAGE, None)
     token = [] if source is None else [language_id(settings, source)]
-    own = settings[LANGUAGES].values() if token and settings.get(TARGET_IN_SOURCE) else ()
+    own = frozenset(settings[LANGUAGES].values() if token and settings.get(TARGET_IN_SOURCE) else ())
     return Around([], token) if settings.get(SOURCE_LAST) else Around(token, [], own), others
 
 

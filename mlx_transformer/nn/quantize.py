@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.core.quantization import GROUP_SIZES, Packed, Quantization, Scheme
 from mlx_transformer.system.errors import Name, UserError
-from mlx_transformer.system.tensors import PART, number_type
+from mlx_transformer.system.tensors import number_type, some_rows
 
 OF_A_ROW = ("weight", "scales", "biases", "bias", "lora_b", "magnitude", "_gain")
 """Parameters of a layer whose first axis is its outputs, or the entries of an embedding."""
@@ -82,9 +82,8 @@ def check_runs(scheme: Scheme) -> None:
 def quantized(weight: NDArray | mx.array, scheme: Scheme) -> Packed:
     """A matrix (O, D), rounded by MLX from float32, some rows at a time. Raises `UserError` as `check_runs` does."""
     check_runs(scheme)
-    count = max(1, PART // weight.shape[1])
-    some = (mx.array(weight[first : first + count]) for first in range(0, weight.shape[0], count))
-    parts = [[*map(as_numpy, mx.quantize(rows.astype(mx.float32), **asdict(scheme)))] for rows in some]
+    some = (mx.array(weight[rows]).astype(mx.float32) for rows in some_rows(weight.shape))
+    parts = [[*map(as_numpy, mx.quantize(rows, **asdict(scheme)))] for rows in some]
     return Packed.of(map(np.concatenate, zip(*parts, strict=True)), scheme)
 
 

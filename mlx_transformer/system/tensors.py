@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,12 @@ class Stored:
         return Stored(part.shape, self.dtype, lambda: self.read()[index])
 
 
+def some_rows(shape: Sequence[int]) -> Iterator[slice]:
+    """All rows of a matrix (O, D), about `PART` numbers at a time."""
+    count = max(1, PART // shape[1])
+    return (slice(first, first + count) for first in range(0, shape[0], count))
+
+
 PIECE = 1 << 20
 """Bytes read at a time for a checksum."""
 
@@ -116,7 +122,7 @@ aligned."""
 NAMES = {kind: name for name, kind in TYPES.items()}
 
 PART = 1 << 20
-"""Numbers checked at a time."""
+"""Numbers to check or to convert at a time."""
 MOST_HEADER = 100_000_000
 """Bytes of the longest header that safetensors reads."""
 

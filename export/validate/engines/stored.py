@@ -28,7 +28,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
 from mlx_transformer.core.parameters import is_unbounded, parameter_shapes
 from mlx_transformer.core.quantization import Packed
-from mlx_transformer.system.tensors import PART, Stored
+from mlx_transformer.system.tensors import Stored, some_rows
 
 from .protocol import Engine, Node
 
@@ -179,7 +179,7 @@ def matrix_of(packed: Packed, dense: NDArray[np.float32]) -> NDArray[np.float32]
     largest = 2 * TOLERANCE * (np.abs(packed.biases) + np.abs(packed.scales) * 2**packed.scheme.bits)
     near = (
         np.abs(matrix[rows] - dense[rows]) <= np.repeat(largest[rows], packed.scheme.group_size, axis=1)
-        for rows in _some_rows(dense.shape)
+        for rows in some_rows(dense.shape)
     )
     return matrix if all(map(np.all, near)) else dense
 
@@ -191,18 +191,12 @@ def _matrix(
     rest: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
     group, matrix = q.shape[1] // scales.shape[1], np.empty(q.shape, np.float32)
-    for rows in _some_rows(q.shape):
+    for rows in some_rows(q.shape):
         difference = q[rows].astype(np.float32) - np.repeat(zeros[rows], group, axis=1).astype(np.float32)
         np.multiply(difference, np.repeat(scales[rows], group, axis=1), out=matrix[rows])
         if rest is not None:
             matrix[rows] += np.repeat(rest[rows], group, axis=1)
     return matrix
-
-
-def _some_rows(shape: tuple[int, ...]) -> Iterator[slice]:
-    """All rows of a matrix, `PART` numbers at a time."""
-    count = max(1, PART // shape[1])
-    return (slice(first, first + count) for first in range(0, shape[0], count))
 
 
 def computed(graph: onnx.GraphProto, config: TransformerConfig) -> list[str]:

@@ -30,7 +30,7 @@ from mlx_transformer.core.parameters import (
     target_embedding_name,
 )
 from mlx_transformer.system.errors import UserError
-from mlx_transformer.system.tensors import Stored
+from mlx_transformer.system.tensors import Stored, some_rows
 
 from .layers import (
     Bits,
@@ -65,8 +65,6 @@ Tap = Callable[[str, Array], Array | None]
 
 KEPT = 4 << 20
 """Most bytes of converted weights to keep in memory."""
-PART = 1 << 20
-"""Numbers of a matrix to convert at a time."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +141,8 @@ class Weights(MutableMapping[str, Array]):
         if array.dtype == self.dtype:
             yield array
             return
-        count = max(1, PART // array.shape[1])
-        for first in range(0, len(array), count):
-            yield array[first : first + count].astype(self.dtype)
+        for rows in some_rows(array.shape):
+            yield array[rows].astype(self.dtype)
 
 
 class Reference:

@@ -21,6 +21,7 @@ from mlx_transformer.core import positions as stored
 from mlx_transformer.core.checkpoint import WEIGHTS, save_checkpoint
 from mlx_transformer.core.config import NormPlacement, TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
+from mlx_transformer.system import tensors
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import Stored
 
@@ -340,7 +341,7 @@ def test_large_weights_are_read_when_a_layer_needs_them(monkeypatch: pytest.Monk
     weights = random_weights(config, 1)
     kept = Reference(config, weights)(ids, ids)
     monkeypatch.setattr(network, "KEPT", 0)
-    monkeypatch.setattr(network, "PART", 1 << 16)  # a matrix in several parts
+    monkeypatch.setattr(tensors, "PART", 1 << 16)  # a matrix in several parts
     later = Reference(config, {name: Stored(x.shape, x.dtype, x.copy) for name, x in weights.items()})
     np.testing.assert_allclose(later(ids, ids), kept, rtol=0, atol=1e-12)
     later.weights["output_proj.bias"] = weights["output_proj.bias"].astype(np.float64) + 1
