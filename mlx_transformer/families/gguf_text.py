@@ -20,6 +20,7 @@ from mlx_transformer.text.added_tokens import filler
 from mlx_transformer.text.sentencepiece import BPE, read_sentencepiece
 
 from .added import listed
+from .json_pieces import components
 
 if TYPE_CHECKING:
     from mlx_transformer.core.config import TransformerConfig
@@ -272,8 +273,8 @@ def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], lis
     values = json.loads(text)
     model = values["model"]
     vocabulary = model.get("vocab")
-    before = _parts(values.get("pre_tokenizer"), "pretokenizers")
-    after = _parts(values.get("normalizer"), "normalizers")
+    before = components(values.get("pre_tokenizer"), "pretokenizers")
+    after = components(values.get("normalizer"), "normalizers")
     pieces = after[-1:] == [SPACES] and before in ([], [MERGED])
     pre = None if pieces else _name_of_cut(before, model.get("ignore_merges") is True)
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or (pre is None and not pieces):
@@ -300,13 +301,6 @@ def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], lis
     pairs |= {f"{KEYS}.add_{role}_token": json.dumps(tokens[ids[role]]) in ends for role in ("bos", "eos")}
     prefix = len(after) > 1 if pieces else before[-1].get("add_prefix_space") is True
     return pairs | {f"{KEYS}.add_space_prefix": prefix}, []
-
-
-def _parts(component: Any, inside: str) -> list[Any]:
-    """The components of a sequence, or the one."""
-    if not isinstance(component, dict):
-        return []
-    return component[inside] if component.get("type") == "Sequence" else [component]
 
 
 def _name_of_cut(parts: Sequence[Mapping[str, Any]], whole: bool) -> str | None:

@@ -135,7 +135,9 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
 
 def is_pieces(specification: Mapping[str, Any]) -> bool:
     """Return whether a parsed tokenizer.json marks the spaces of a text, as SentencePiece does."""
-    return any(part.get("type") == "Metaspace" for part in _parts(specification.get("pre_tokenizer"), "pretokenizers"))
+    return any(
+        part.get("type") == "Metaspace" for part in components(specification.get("pre_tokenizer"), "pretokenizers")
+    )
 
 
 def _behind(size: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> list[tuple[str, float]]:
@@ -151,7 +153,7 @@ def _type(text: str, named: Collection[str], fallback: bool) -> int:
     return BYTE if fallback and text in BYTES else NORMAL
 
 
-def _parts(component: Any, inside: str) -> list[Mapping[str, Any]]:
+def components(component: Any, inside: str) -> list[Mapping[str, Any]]:
     """Return the components of a sequence, or the one."""
     if not isinstance(component, dict):
         return []
@@ -161,10 +163,10 @@ def _parts(component: Any, inside: str) -> list[Mapping[str, Any]]:
 
 def _metaspace(component: Any, where: Path) -> tuple[str, bool]:
     """Return where a space is put before a text, and whether all white space separates words."""
-    kinds = [part.get("type") for part in _parts(component, "pretokenizers")]
+    kinds = [part.get("type") for part in components(component, "pretokenizers")]
     if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
         raise UserError(f"{where}: its text is taken apart by {kinds or None!r:.80}, not by SentencePiece's mark")
-    mark = _parts(component, "pretokenizers")[-1]
+    mark = components(component, "pretokenizers")[-1]
     scheme = mark.get("prepend_scheme", "always" if mark.get("add_prefix_space", True) else "never")
     if mark.get("replacement") != "\u2581" or scheme not in ("always", "first", "never"):
         raise UserError(f"{where}: its mark of spaces is {mark!s:.80}")
@@ -174,7 +176,7 @@ def _metaspace(component: Any, where: Path) -> tuple[str, bool]:
 def _normalizer(component: Any, where: Path) -> tuple[bytes, bool, bool]:
     """Return the table of replacements, whether spaces in a row are one, and whether those at the end go."""
     charsmap, collapses, strips = b"", False, False
-    for part in _parts(component, "normalizers"):
+    for part in components(component, "normalizers"):
         kind = part.get("type")
         if kind == "Precompiled" and not charsmap and is_whole(part.get("precompiled_charsmap")):
             charsmap = base64.b64decode(part["precompiled_charsmap"])
