@@ -40,6 +40,7 @@ def open_model(
     verify: bool = True,
     shortlist: str | Path | None = None,
     draft: str | Path | None = None,
+    cache_bits: Literal[4, 8] | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
     """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published
     model: a folder or a GGUF file.
@@ -53,11 +54,12 @@ def open_model(
     in, by default the file's own.
     verify: check the files against the SHA-256 digests in their manifest.
     shortlist: a file in Marian's format, or "none"; default: as the model's settings say. draft: a smaller decoder,
-    which guesses tokens for `speculate`.
+    which guesses tokens for `speculate`. cache_bits: keep a checkpoint's keys and values as integers of so many bits.
     Raises `UserError` for anything that is no model, for damaged files, and for options that don't fit the model.
     """
     opened = _opened_by(path, runtime, threads, precision, verify)
     opened.use_shortlist(shortlist)
+    opened.use_cache_bits(cache_bits)
     if draft is not None:
         of_draft = threads if runs_onnx(Path(draft)) else None
         opened.use_draft(open_model(draft, threads=of_draft, verify=verify))

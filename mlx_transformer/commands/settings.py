@@ -141,6 +141,9 @@ class TranslatingSettings(RuntimeSettings):
 class ContinuingSettings(RuntimeSettings):
     """Which runtime runs a decoder, and how."""
 
+    cache_bits: Literal[4, 8] | None = field(default=None, metadata=ADVANCED)
+    """Keep a checkpoint's keys and values as integers of so many bits, for long texts in little memory; unset: as they
+    are computed."""
     draft: Path | None = field(default=None, metadata=ADVANCED)
     """Smaller model with the same vocabulary, which guesses the tokens of --speculate; unset: they are looked up in the
     text so far."""

@@ -22,7 +22,7 @@ from mlx_transformer.core.inputs import ONE_AT_A_TIME, Ids, Passes, check_ids
 from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
 from mlx_transformer.decoding.options import Hypothesis, check_single
 from mlx_transformer.decoding.steps import Model
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.system.fields import Bounds, check_value
 
 from .settings import (
@@ -134,6 +134,12 @@ class TextVerbs:
         """Let a smaller decoder with the same vocabulary, of any runtime, guess tokens for `speculate`; None: look them
         up in the text."""
         self.__dict__["draft"] = model  # past MLX, which would make it a part of this network
+
+    def use_cache_bits(self, bits: int | None) -> None:
+        """Keep the decoder's keys and values as integers of 4 or 8 bits: a quarter or half of the memory of 16 bits,
+        and other last digits, so that a token may differ. None: keep them as they are. For checkpoints, run by MLX."""
+        if bits is not None:
+            raise UserError("{}: {} is for checkpoints, which MLX runs", self.where, Name("cache_bits"))
 
     @contextmanager
     def _deciding(self, **how: Any) -> Iterator[Model]:

@@ -13,7 +13,7 @@ from mlx import nn
 
 from mlx_transformer.core.config import TransformerConfig
 
-from .cache import KeyValues, LayerCache
+from .cache import Integers, KeyValues, LayerCache, product
 from .dropout import Dropout
 from .masks import Mask, as_array, as_numbers
 from .norms import RMSNorm
@@ -95,13 +95,13 @@ class Attention(nn.Module):
 
         With `past`, k and v are those of the new positions only; they are appended to it.
         """
-        if past is not None:
-            k, v = past.extend(k, v)
-            if isinstance(mask, mx.array) and mask.shape[-1] > k.shape[2]:  # of all positions, not of those held
-                mask = mask[..., -k.shape[2] :]
+        keys, values = (k, v) if past is None else past.extend(k, v)
+        if isinstance(mask, mx.array) and mask.shape[-1] > keys.shape[2]:  # of all positions, not of those held
+            mask = mask[..., -keys.shape[2] :]
         if self.drops and self.training:
-            return matmul_shared_heads(self.dropout(attention_weights(q, k, mask, self.scale, self.score_cap)), v)
-        return attention(q, k, v, mask, self.scale, self.score_cap)
+            weights = self.dropout(attention_weights(q, keys, mask, self.scale, self.score_cap))  # (B, H, T, S)
+            return matmul_shared_heads(weights, values)
+        return attention(q, keys, values, mask, self.scale, self.score_cap)
 
     def weights(
         self, x: mx.array, k: mx.array, mask: Mask = None, rotation: Rotation = None, rows: int | None = None
@@ -116,24 +116,25 @@ MakeAttention = Callable[[TransformerConfig], Attention]
 
 def attention(
     q: mx.array,
-    k: mx.array,
-    v: mx.array,
+    k: mx.array | Integers,
+    v: mx.array | Integers,
     mask: Mask = None,
     scale: float | None = None,
     cap: float | None = None,
 ) -> mx.array:
-    """softmax(Q K^T / sqrt(d_k)) V (equation 1), without `cap` as one fused kernel; returns (B, H, T, d_v).
+    """softmax(Q K^T / sqrt(d_k)) V (equation 1), of floats and without `cap` as one fused kernel; returns
+    (B, H, T, d_v).
 
     q (B, H, T, d_k), k (B, K, S, d_k), v (B, K, S, d_v). scale: default 1 / sqrt(d_k). cap: see `attention_weights`.
     """
-    if cap is not None:
+    if cap is not None or isinstance(k, Integers) or isinstance(v, Integers):
         return matmul_shared_heads(attention_weights(q, k, mask, scale, cap), v)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
 
 def attention_weights(
-    q: mx.array, k: mx.array, mask: Mask = None, scale: float | None = None, cap: float | None = None
+    q: mx.array, k: mx.array | Integers, mask: Mask = None, scale: float | None = None, cap: float | None = None
 ) -> mx.array:
     """softmax(Q K^T / sqrt(d_k)), (B, H, T, S): exactly 0 where masked. The fused kernel never stores these weights.
 
@@ -149,13 +150,15 @@ def attention_weights(
     return mx.softmax(scores, axis=-1, precise=True)
 
 
-def matmul_shared_heads(x: mx.array, y: mx.array) -> mx.array:
+def matmul_shared_heads(x: mx.array, y: mx.array | Integers) -> mx.array:
     """x (B, H, T, m) @ y (B, K, m, n) -> (B, H, T, n): head h reads head h // (H/K) of y (Ainslie et al. 2023).
 
     The H/K heads that read the same head of y are neighbours and become rows of one product, so y is not repeated.
     """
     b, heads, t, m = x.shape
-    return x @ y if heads == y.shape[1] else (x.reshape(b, y.shape[1], -1, m) @ y).reshape(b, heads, t, -1)
+    if heads == y.shape[1]:
+        return product(x, y)
+    return product(x.reshape(b, y.shape[1], -1, m), y).reshape(b, heads, t, -1)
 
 
 def split_heads(x: mx.array, heads: int, rows: int | None = None) -> mx.array:

@@ -6,17 +6,22 @@ Self-attention keys and values live in buffers with spare room. A step writes it
 used part; MLX updates a buffer in place if nothing else refers to it. Buffers double up to CHUNK positions, then grow
 by CHUNK. A layer with a window holds its last positions only: the window and less than 2 CHUNKs more. Keys and values
 of the encoder's output are computed once and made contiguous for the GPU kernels.
+
+By choice self-attention's keys and values are rounded to integers of 4 or 8 bits as they come, with a scale and a bias
+for every 32 or 64 numbers: a quarter or half of the memory of 16 bits, and the products read the integers as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
 import mlx.core as mx
 
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.system.errors import Name, UserError
 
 from .masks import Mask, causal_padding_mask, padding_mask
 from .ssru import LayerState
@@ -28,6 +33,41 @@ KeyValues = tuple[mx.array, mx.array]
 """Keys (rows, K, length, d_k) and values (rows, K, length, d_v)."""
 
 
+CACHE_BITS = (4, 8)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Keys or values (R, K, L, d) as integers (R, K, L, d * bits / 32), scales and biases (R, K, L, d / group)."""
+
+    arrays: tuple[mx.array, ...]
+    bits: int
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *rows, length, words = self.arrays[0].shape
+        width = words * 32 // self.bits
+        return (*rows, width, length) if self.transposed else (*rows, length, width)
+
+    def swapaxes(self, _: int, __: int) -> Integers:
+        """Swap the last two axes."""
+        return replace(self, transposed=not self.transposed)
+
+
+def product(x: mx.array, y: mx.array | Integers) -> mx.array:
+    """x @ y"""
+    if not isinstance(y, Integers):
+        return x @ y
+    group = group_of(y.shape[-2 if y.transposed else -1])
+    return mx.quantized_matmul(x, *y.arrays, transpose=y.transposed, group_size=group, bits=y.bits)
+
+
+def group_of(width: int) -> int:
+    """Numbers of a head that share a scale."""
+    return 64 if width % 64 == 0 else 32
+
+
 def room_for(length: int) -> int:
     """Capacity of a buffer for `length` positions: 32, 64, 128, 256, then multiples of 256."""
     if length > CHUNK:
@@ -36,31 +76,40 @@ def room_for(length: int) -> int:
 
 
 class LayerCache:
-    """Self-attention keys and values of one layer. window: how many positions its queries see; None: all."""
+    """Self-attention keys and values of one layer.
 
-    def __init__(self, window: int | None = None) -> None:
-        self.window = window
+    window: how many positions its queries see; None: all. bits: of the integers that they are rounded to; None: they
+    stay as they are.
+    """
+
+    def __init__(self, window: int | None = None, bits: int | None = None) -> None:
+        self.window, self.bits = window, bits
         self.used = 0
         """Positions in the buffers."""
         self.dropped = 0
         """Earlier positions, which no later query sees."""
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.buffers: list[mx.array] = []
+        """Keys and values (R, K, capacity, d); with `bits` the three arrays of each."""
 
-    def extend(self, k: mx.array, v: mx.array) -> KeyValues:
+    def extend(self, k: mx.array, v: mx.array) -> tuple[mx.array | Integers, mx.array | Integers]:
         """Append keys and values (R, K, L, d); return all held, (R, K, used, d)."""
         self._drop()
         start, end = self.used, self.used + k.shape[2]
-        if self.keys is None or self.values is None:
-            self.keys, self.values = _empty(k, room_for(end)), _empty(v, room_for(end))
-        elif end > self.keys.shape[2]:
-            more = room_for(end) - self.keys.shape[2]
-            self.keys = mx.concatenate([self.keys, _empty(k, more)], axis=2)
-            self.values = mx.concatenate([self.values, _empty(v, more)], axis=2)
-        self.keys[:, :, start:end, :] = k
-        self.values[:, :, start:end, :] = v
+        new = [*self._stored(k), *self._stored(v)]
+        if not self.buffers:
+            self.buffers = [_empty(x, room_for(end)) for x in new]
+        elif (more := room_for(end) - self.buffers[0].shape[2]) > 0:
+            self.buffers = [mx.concatenate([x, _empty(x, more)], axis=2) for x in self.buffers]
+        for buffer, x in zip(self.buffers, new, strict=True):
+            buffer[:, :, start:end, :] = x
         self.used = end
-        return self.keys[:, :, :end, :], self.values[:, :, :end, :]
+        held = [x[:, :, :end, :] for x in self.buffers]
+        if self.bits is None:
+            return held[0], held[1]
+        return Integers(tuple(held[:3]), self.bits), Integers(tuple(held[3:]), self.bits)
+
+    def _stored(self, x: mx.array) -> Sequence[mx.array]:
+        return [x] if self.bits is None else mx.quantize(x, group_size=group_of(x.shape[-1]), bits=self.bits)
 
     def take_back(self, count: int) -> None:
         """Forget the last `count` positions; later ones are written over them."""
@@ -68,11 +117,8 @@ class LayerCache:
 
     def take(self, rows: mx.array) -> None:
         """Select rows by index (R',), which may repeat. Copies only the used part, rounded up to 32 positions."""
-        if self.keys is None or self.values is None:
-            return
-        part = min(-(-self.used // SMALLEST) * SMALLEST, self.keys.shape[2])
-        self.keys = mx.take(self.keys[:, :, :part, :], rows, axis=0)
-        self.values = mx.take(self.values[:, :, :part, :], rows, axis=0)
+        part = -(-self.used // SMALLEST) * SMALLEST
+        self.buffers = [mx.take(x[:, :, :part, :], rows, axis=0) for x in self.buffers]
 
     def has(self, length: int) -> bool:
         """Whether a query behind the first `length` positions finds its window."""
@@ -80,17 +126,17 @@ class LayerCache:
 
     def part(self, rows: slice, first: int, end: int) -> LayerCache:
         """Copy positions `first` to `end` of some rows, as far as they are held."""
-        part, begin = LayerCache(self.window), max(first, self.dropped)
+        part, begin = LayerCache(self.window, self.bits), max(first, self.dropped)
         part.used, part.dropped = end - begin, begin - first
         begin, end = begin - self.dropped, end - self.dropped
-        part.keys, part.values = (_padded(x[rows, :, begin:end], 0, part.used) for x in self.arrays())
+        part.buffers = [_padded(x[rows, :, begin:end], 0, part.used) for x in self.buffers]
         return part
 
     def join(self, other: LayerCache, length: int) -> None:
         """Append rows. Both are padded on the left to `length` positions, or to as many as one of them holds."""
         held = length if not (self.dropped or other.dropped) else max(self.used, other.used)
-        own, others = ([_padded(x[:, :, : c.used], held - c.used, held) for x in c.arrays()] for c in (self, other))
-        self.keys, self.values = (mx.concatenate([*pair], axis=0) for pair in zip(own, others, strict=True))
+        own, others = ([_padded(x[:, :, : c.used], held - c.used, held) for x in c.buffers] for c in (self, other))
+        self.buffers = [mx.concatenate([*pair], axis=0) for pair in zip(own, others, strict=True)]
         self.used, self.dropped = held, length - held
 
     def _drop(self) -> None:
@@ -98,11 +144,11 @@ class LayerCache:
         if self.window is None or self.used < self.window + 2 * CHUNK:
             return
         kept = self.window + CHUNK
-        self.keys, self.values = (_padded(x[:, :, self.used - kept : self.used], 0, kept) for x in self.arrays())
+        self.buffers = [_padded(x[:, :, self.used - kept : self.used], 0, kept) for x in self.buffers]
         self.dropped, self.used = self.dropped + self.used - kept, kept
 
     def arrays(self) -> list[mx.array]:
-        return [array for array in (self.keys, self.values) if array is not None]
+        return self.buffers
 
 
 class Cache:
@@ -218,9 +264,20 @@ class Cache:
         return arrays
 
 
-def empty_layers(config: TransformerConfig) -> list[LayerCache | LayerState]:
-    """Empty caches, one for each decoder layer."""
-    return [LayerState() if config.recurrent else LayerCache(layer.window) for layer in config.layers("decoder")]
+def empty_layers(config: TransformerConfig, bits: int | None = None) -> list[LayerCache | LayerState]:
+    """An empty cache for each decoder layer; bits: see `LayerCache`."""
+    return [LayerState() if config.recurrent else LayerCache(layer.window, bits) for layer in config.layers("decoder")]
+
+
+def check_cache(config: TransformerConfig, bits: int, where: str) -> None:
+    """Raise `UserError` if a model's keys and values can't be kept as integers of so many bits."""
+    if bits not in CACHE_BITS:
+        raise UserError("{}: choose 4 or 8", Name("cache_bits", str(bits)))
+    if not config.has_decoder or config.recurrent:
+        raise UserError("{}: has no cached keys and values for {}", where, Name("cache_bits"))
+    widths = {width for layer in config.layers("decoder") for width in (layer.d_k, layer.d_v)}
+    if odd := sorted(width for width in widths if width % 32):
+        raise UserError("{}: its heads have {} numbers; {} needs a multiple of 32", where, odd[0], Name("cache_bits"))
 
 
 @lru_cache(maxsize=64)

@@ -49,6 +49,9 @@ class Transformer(nn.Module):
     In float16 or bfloat16 (`set_dtype`) activations have that type too.
     """
 
+    cache_bits: int | None = None
+    """Bits of the integers that self-attention's cached keys and values are rounded to; None: they aren't."""
+
     def __init__(self, config: TransformerConfig, attention: MakeAttention = Attention):
         super().__init__()
         self.config = config
@@ -220,10 +223,10 @@ class Transformer(nn.Module):
         if memory is None:
             if c.has_encoder:
                 raise UserError("start: an encoder-decoder decodes from a memory; pass model.encode(source_ids)")
-            return Cache(empty_layers(c), starts=starts)
+            return Cache(empty_layers(c, self.cache_bits), starts=starts)
         tokens = as_tokens(source_mask, memory.shape[:2], "source_mask")
         cross = self.decoder.cross_keys_values(memory)
-        return Cache(empty_layers(c), cross, tokens, mask_heads(c), starts)
+        return Cache(empty_layers(c, self.cache_bits), cross, tokens, mask_heads(c), starts)
 
     def step(
         self, ids: Ids, cache: Cache, *, last: bool = False, among: Classifier | None = None, tap: Tap | None = None

@@ -37,6 +37,7 @@ from mlx_transformer.decoding.steps import Model
 from mlx_transformer.generation.settings import Settings, files_with_weights, read_settings
 from mlx_transformer.generation.verbs import TextVerbs
 from mlx_transformer.nn.attention import Attention, MakeAttention
+from mlx_transformer.nn.cache import check_cache
 from mlx_transformer.nn.lora import delta_of, keep_adapter
 from mlx_transformer.nn.parameters import named_parameters
 from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
@@ -174,6 +175,15 @@ class Transformer(nn.Transformer, TextVerbs):
         from mlx_transformer.core.text_embedding import read_embedding  # few models have one
 
         return None if self._folder is None else read_embedding(self._folder, self.config.d_model)
+
+    def use_cache_bits(self, bits: int | None) -> None:
+        if bits is not None:
+            check_cache(self.config, bits, self.where)
+        self.cache_bits = bits
+
+    @property
+    def depends_on_rounding(self) -> bool:
+        return self.cache_bits is not None
 
     @contextmanager
     def decoding(self) -> Iterator[Model]:

@@ -42,6 +42,13 @@ ONLY_MLX = {
     "cache.Cache.reorder": "rows are moved by the runtime",
     "cache.Cache.repeat": "rows are moved by the runtime",
     "cache.Cache.shrink": "rows join and leave in the runtime",
+    "cache.check_cache": "only MLX keeps keys and values as integers",
+    "cache.group_of": "see check_cache",
+    "cache.Integers": "see check_cache",
+    "cache.Integers.shape": "see check_cache",
+    "cache.Integers.swapaxes": "see check_cache",
+    "cache.product": "see check_cache",
+    "cache.LayerCache._stored": "see check_cache",
     "cache.mask_heads": "a fused kernel wants one mask a head",
     "cache.LayerCache.arrays": "MLX is lazy",
     "cache.LayerCache.take_back": "positions are taken back by the runtime",
@@ -106,6 +113,7 @@ ONLY_ONNX = {
 ARGUMENTS = {
     "cache.Cache.__init__": "a graph's cache is its inputs",
     "cache.LayerCache.__init__": "a graph's cache is its inputs",
+    "cache.empty_layers": "see check_cache",
     "cache.Cache.self_mask": "a fused kernel wants one mask a head",
     "classifier.Classifier.__init__": "see Classifier.product",
     "masks.causal_mask": "a graph's masks follow from distances, which each target knows in its own way",
@@ -124,6 +132,7 @@ ARGUMENTS = {
 }
 # Where two runtimes need different operations; everywhere else the same parts are called in the same order.
 BODIES = {
+    "attention.matmul_shared_heads": "see cache.check_cache",
     "model.Transformer._with_types": "kinds are checked on the host in MLX, where none means all of kind 0",
     "attention.Attention.kernel": "training draws dropout on the weights",
     "cache.Cache.__init__": "a graph's cache is its inputs",

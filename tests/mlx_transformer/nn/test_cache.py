@@ -9,7 +9,7 @@ from options import OPTIONS
 from mlx_transformer import Transformer
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.nn import cache as cache_module
-from mlx_transformer.nn.cache import Cache, room_for
+from mlx_transformer.nn.cache import Cache, LayerCache, check_cache, group_of, room_for
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
@@ -58,7 +58,7 @@ def test_growth_across_chunk_borders() -> None:
     for a, b in ((0, 31), (31, 32), (32, 33), (33, 255), (255, 256), (256, 257), (257, 511), (511, 513), (513, 530)):
         parts.append(model.step(ids[:, a:b], cache))
         mx.eval(parts[-1])
-        assert cache.layers[0].keys.shape[2] == room_for(b)
+        assert cache.layers[0].buffers[0].shape[2] == room_for(b)
     np.testing.assert_allclose(np.array(mx.concatenate(parts, axis=1)), full, **TOLERANCE)
 
 
@@ -107,13 +107,64 @@ def test_layers_with_windows_hold_no_more_than_their_window(cap: float | None, m
     step(caches[0], [caches[0].offset], 3)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_integers_are_read_as_the_numbers_they_stand_for(
+    bits: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits are those of floats rounded to the same integers, over prompts, windows and whatever rows do."""
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
+    monkeypatch.setattr(cache_module, "SMALLEST", 4)
+    layers = [{"window": 5}, {"d_k": 64, "d_v": 32, "key_value_heads": 1}]
+    model = decoder_only(positions="rotary", score_cap=cap, layer_pattern=layers, d_k=32, d_v=96)
+    check_cache(model.config, bits, "model")
+    ids, caches = random_ids(3, 60), []
+    for of in (bits, None):
+        model.cache_bits = of
+        caches.append([model.start(prompt_mask=np.arange(9) >= np.array([[0], [3]])), model.start()])
+
+    class Rounded(LayerCache):
+        def _stored(self, x: mx.array) -> list[mx.array]:
+            group = group_of(x.shape[-1])
+            return [mx.dequantize(*mx.quantize(x, group_size=group, bits=bits), group_size=group, bits=bits)]
+
+    for cache in caches[1]:
+        cache.layers = [Rounded(layer.window) for layer in cache.layers]
+    found = []
+    for several, alone in caches:
+        logits = [model.step(ids[:2, :9], several), model.step(ids[2:, :30], alone)]
+        several.join(alone)
+        logits += [model.step(ids[:, 30:33], several)]
+        several.take_back(2)
+        several.reorder(mx.array([1, 0, 2]))
+        logits += [model.step(ids[:, 31 + i : 32 + i], several) for i in range(12)]
+        part = several.part(2, 40, several.offset)
+        assert part is None or part.layers[0].bits == several.layers[0].bits
+        found.append([np.array(each) for each in logits])
+        used = [sum(x.nbytes for x in layer.arrays()) / layer.used for layer in several.layers]
+    for ours, rounded in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, rounded, **TOLERANCE)
+    floats = np.array(model(ids[2:, :30]))
+    error = np.abs(found[0][1] - floats).max() / np.abs(floats).max()
+    assert 1e-5 < error < {8: 0.02, 4: 0.4}[bits], "rounded, and not by more than so many bits do"
+    kept = [sum(x.nbytes for x in layer.arrays()) / layer.used for layer in caches[0][0].layers]
+    assert max(a / b for a, b in zip(kept, used, strict=True)) < (bits + 3) / 32, "of float32"
+
+
+def test_heads_that_integers_can_not_hold() -> None:
+    with pytest.raises(UserError, match="cache_bits=5: choose 4 or 8"):
+        decoder_only().use_cache_bits(5)
+    with pytest.raises(UserError, match="its heads have 4 numbers"):
+        check_cache(decoder_only().config, 8, "model")
+
+
 def test_a_step_writes_in_place() -> None:
     """The buffers stay where they are in memory, step after step: nothing is copied but the new positions."""
     model, source = model_of(), random_ids(2, 5)
     cache = model.start(model.encode(source))
 
     def buffers() -> list[np.ndarray]:
-        return [np.asarray(array) for layer in cache.layers for array in (layer.keys, layer.values)]
+        return [np.asarray(array) for layer in cache.layers for array in layer.buffers]
 
     def addresses() -> list[int]:
         return [buffer.ctypes.data for buffer in buffers()]
@@ -189,7 +240,7 @@ def test_beams_share_a_sentence(positions: str) -> None:
             sentence = mx.array(sentences)
             unbatched = model.decode(hypotheses, memory[sentence], mask[sentences])[:, -1:]
             np.testing.assert_allclose(np.array(logits), np.array(unbatched), **TOLERANCE)
-    assert cache.layers[0].keys.shape[2] <= 64
+    assert cache.layers[0].buffers[0].shape[2] <= 64
 
 
 def test_beams_after_a_left_padded_prompt() -> None:
