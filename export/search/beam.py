@@ -29,10 +29,16 @@ class Beam:
     result_names: tuple[str, ...] = ("scores", "ends")
 
     def __init__(
-        self, op: Op, options: OptionInputs, config: TransformerConfig, lengths: ir.Value, vocabulary: Vocabulary
+        self,
+        op: Op,
+        options: OptionInputs,
+        config: TransformerConfig,
+        lengths: ir.Value,
+        vocabulary: Vocabulary,
+        prompts: ir.Value | None = None,
     ):
-        """lengths: tokens of each source (B,)."""
-        self.options, self.config, self.vocabulary = options, config, vocabulary
+        """lengths: tokens of each source (B,). prompts, of a decoder-only model: (B, S), -1 before shorter ones."""
+        self.options, self.config, self.vocabulary, self.prompts = options, config, vocabulary, prompts
         self.beam = op.Where(options["sample"], 1, options["beam"])
         self.size = op.Shape(lengths)
         self.width = op.Reshape(self.beam, [1])
@@ -62,10 +68,15 @@ class Beam:
     def initial(self, op: Op) -> dict[str, Carried]:
         one, all_slots = op.Concat(self.size, [1], axis=0), op.Concat(self.size, self.width, axis=0)
         integer, real, boolean = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
-        start = op.Expand(self.vocabulary.places(op, self.options.start(op, self.config)), one)
+        if self.prompts is None:
+            start = op.Expand(self.vocabulary.places(op, self.options.start(op, self.config)), one)
+            history = self.rules.begun(op, start)
+        else:
+            start = op.Slice(self.prompts, [-1], [1 << 62], [1])
+            history = self.rules.begun(op, start, before=self.prompts)
         return {
             "ids": Carried(start, integer, (BATCH, "hypotheses")),
-            "history": Carried(self.rules.begun(op, start), integer, (BATCH, "hypotheses", "written")),
+            "history": Carried(history, integer, (BATCH, "hypotheses", "written")),
             "live": Carried(op.Expand(0.0, one), real, (BATCH, "hypotheses")),
             "scores": Carried(op.Expand(BANNED, all_slots), real, (BATCH, "beam")),
             "ends": Carried(op.Expand(0, all_slots), integer, (BATCH, "beam")),

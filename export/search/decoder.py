@@ -6,16 +6,19 @@
 So a cache is never reordered: a hypothesis takes over the mask row of the one it continues. All K queries of a sentence
 share one product with the keys, both of the decoder's past and of the source.
 
+A decoder-only model has its prompt in the place of <s>. All of a prompt but the last token is read before the loop.
+
 In a decoder of SSRUs each hypothesis has a state of its own, (B, K, D) per layer. It doesn't grow, and a hypothesis
 takes over the state of the one it continues.
 
-Shapes: B sentences, S source, K hypotheses (h before a step), P past positions, d one head's width, D model.
+Shapes: B sentences, S source or prompt, K hypotheses (h before a step), P past positions, d one head's width, D model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -24,9 +27,9 @@ from export.interface import BATCH, STATE, Request, cache_shape, operator_shape
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import no_tap
 from export.nn.marks import HIDDEN
-from export.nn.masks import Mask, padding_mask
+from export.nn.masks import Mask, causal_padding_mask, padding_mask
 from export.nn.model import Transformer
-from export.nn.positions import PositionIds, distances
+from export.nn.positions import PositionIds, distances, positions_of
 from export.nn.primitives import Op, size
 from export.nn.ssru import OneStep
 from export.targets.attention import AttentionTap
@@ -42,7 +45,7 @@ class TreeCache(Cache):
     def __init__(
         self,
         layers: Sequence[LayerCache],
-        cross: Sequence[KeyValues],
+        cross: Sequence[KeyValues] | None,
         cross_mask: Mask,
         mask: ir.Value,
         index: ir.Value,
@@ -147,6 +150,57 @@ class TreeDecoder:
     def _zeros(self, op: Op, others: list[int]) -> ir.Value:
         """Zeros (B, *others)"""
         return op.ConstantOfShape(op.Concat(self.size, others, axis=0))
+
+
+class PromptCache(TreeCache):
+    """A tree that grows from the last token of each prompt. Prompts end at the same place, S - 1."""
+
+    def __init__(self, layers: Sequence[LayerCache], mask: ir.Value, index: ir.Value, beam: ir.Value, prompt: ir.Value):
+        """index (b, 1): position of the new tokens. prompt: S (scalar)."""
+        super().__init__(layers, None, None, mask, index, beam)
+        self.prompt = prompt
+
+    def position_ids(self, op: Op, ids: ir.Value) -> PositionIds:
+        """Distances (1, P+h): S keys of the prompt, followed by K keys per step."""
+        slots = op.Range(0, size(op, self.mask, 2), 1)
+        after = op.Div(op.Sub(slots, self.prompt), self.beam)
+        keys = op.Where(op.Less(slots, self.prompt), slots, op.Add(after, self.prompt))
+        own = op.Slice(keys, [-1], [1 << 62], [0])
+        return PositionIds(self.index, distances(op, own, keys))
+
+
+class PromptDecoder(TreeDecoder):
+    """`steps.Decoder` of a decoder-only model, in standard operators. Prompts are padded on the left."""
+
+    def _encode(
+        self, op: Op, source: Mapping[str, ir.Value | None], source_mask: ir.Value
+    ) -> tuple[Sequence[KeyValues], ir.Value]:
+        """Read all tokens of the prompts but the last ones. A prompt has no cross-attention."""
+        every = source["source_ids"]
+        assert every is not None
+        self.prompt, self.last = size(op, every, 1), op.Sub(op.ReduceSum(source_mask, [1], keepdims=1), 1)  # (B, 1)
+        ids, tokens = (op.Slice(x, [0], [-1], [1]) for x in (every, source_mask))  # (B, S-1)
+        places = positions_of(op, size(op, ids, 1), tokens)
+        mask, self.read = causal_padding_mask(op, tokens, places.distances), [LayerCache() for _ in self.shapes]
+        self.model.decoder(op, self.model.embed_target(op, ids), places, mask, None, None, self.read)
+        return (), source_mask
+
+    def at(self, op: Op, index: ir.Value) -> TreeDecoder:
+        chosen = copy(self)
+        chosen.vocabulary, chosen.last = self.vocabulary.at(op, index), op.Gather(self.last, index)
+        chosen.itself_only = op.Gather(self.itself_only, index)
+        return chosen
+
+    def initial(self, op: Op) -> dict[str, Carried]:
+        caches = super().initial(op)
+        visible = op.Where(op.Equal(self.tokens, 1), 0.0, HIDDEN)  # (B, S)
+        starts = [op.Unsqueeze(visible, [1]), *(x for layer in self.read for x in layer.contents())]
+        return {name: replace(each, start=x) for (name, each), x in zip(caches.items(), starts, strict=True)}
+
+    def step(self, op: Op, ids: ir.Value, state: State, t: ir.Value) -> tuple[ir.Value, State, ir.Value | None]:
+        layers = [LayerCache(k, v) for k, v in self.pairs(state)]
+        cache = PromptCache(layers, state["mask"], op.Add(self.last, t), self.beam, self.prompt)
+        return self.vocabulary.masked(op, self.logits(op, ids, cache)), cache.state(state), None
 
 
 class Appended(LayerCache):

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from export.graph.builder import IR_VERSION, GraphBuilder, merge_equal
 from export.interface import SEARCH, TEXT_SETTINGS, TEXT_VECTORS, Request
 from export.nn.model import Transformer
+from export.nn.primitives import Op, size
 from export.precision.table import ONNXRUNTIME, STANDARD, takes_rows
 from export.targets.cpu.network import OPSETS, join_reshapes, use_gemm
 from export.targets.sentence_embedding import vector_outputs
@@ -25,7 +26,7 @@ from mlx_transformer.core.text_embedding import TextEmbedding
 from mlx_transformer.system.errors import UserError
 
 from .beam import Beam
-from .decoder import CpuRecurrentDecoder, CpuTreeDecoder, RecurrentDecoder, TreeDecoder
+from .decoder import CpuRecurrentDecoder, CpuTreeDecoder, PromptDecoder, RecurrentDecoder, TreeDecoder
 from .metadata import inputs_of
 from .options import OptionInputs, Vocabulary, set_defaults
 from .pieces import PieceOps, has_pieces
@@ -58,13 +59,18 @@ def search_model(
     token when each token was chosen. It needs ids: callers with text don't know the tokens.
 
     settings: the model's generation settings (fields of `Options`), which become the inputs' defaults. precision: the
-    graph's later precision; it decides whether rows of the classifier can be gathered. Raises UserError unless the
-    model is an encoder-decoder.
+    graph's later precision; it decides whether rows of the classifier can be gathered.
+
+    A decoder-only model continues prompts: input_ids (B, S), padded on either side, are read by the decoder itself, all
+    but the last token before the loop. Its graph has standard operators in every target, and no candidates. Raises
+    UserError for an encoder.
     """
     config = request.config
-    if config.architecture != "encoder-decoder":
-        raise UserError(f"search in the graph needs an encoder-decoder, not architecture={config.architecture!r}")
-    operators = target_of(target).lowering.operators
+    if not config.has_decoder:
+        raise UserError(f"search in the graph needs a decoder, not architecture={config.architecture!r}")
+    if config.recurrent and not config.has_encoder:
+        raise UserError("search in the graph of a decoder alone needs attention, not decoder_attention='ssru'")
+    operators = target_of(target).lowering.operators if config.has_encoder else STANDARD
     g = GraphBuilder.declared(SEARCH, request)
     if operators == ONNXRUNTIME:
         g.graph.opset_imports.update(OPSETS)
@@ -114,14 +120,28 @@ def _search(
     mask: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
     """Returns sequences, lengths, scores, and the attention to the source (or None)."""
-    options = OptionInputs(g.inputs)
-    lengths = g.op.ReduceSum(mask, [1], keepdims=0)
+    options = OptionInputs(g.op, g.inputs)
+    lengths, prompts = g.op.ReduceSum(mask, [1], keepdims=0), None
+    if not request.config.has_encoder:
+        ids, mask = _on_the_right(g.op, source["source_ids"], mask)
+        source, prompts = {"source_ids": ids}, g.op.Where(g.op.Equal(mask, 1), ids, -1)
     vocabulary = Vocabulary(g.op, options, request.config, g.op.Shape(lengths), by_rows)
-    strategy = Beam(g.op, options, request.config, lengths, vocabulary)
+    strategy = Beam(g.op, options, request.config, lengths, vocabulary, prompts)
     decoders = RECURRENT_DECODERS if request.config.recurrent else DECODERS
-    decoder = decoders[operators](g.op, request, source, mask, strategy.beam, vocabulary)
+    make = decoders[operators] if request.config.has_encoder else PromptDecoder
+    decoder = make(g.op, request, source, mask, strategy.beam, vocabulary)
     state, written = run(g.op, decoder, strategy)
     return strategy.results(g.op, state, written[WRITTEN], written.get(READ))
+
+
+def _on_the_right(op: Op, ids: ir.Value | None, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Move padding (B, S) on the right of prompts to their left."""
+    assert ids is not None
+    places, length = op.Range(0, size(op, ids, 1), 1), op.ReduceSum(mask, [1], keepdims=1)
+    own = op.Sub(places, op.Sub(size(op, ids, 1), length))  # (B, S), from -padding to length - 1
+    index = op.Max(op.Add(own, op.ArgMax(mask, axis=1, keepdims=1)), 0)
+    moved = op.GatherElements(ids, index, axis=1)
+    return moved, op.Cast(op.GreaterOrEqual(own, 0), to=ir.DataType.INT64)
 
 
 def vector_model(request: Request, tokenizer: str, embedding: TextEmbedding) -> ir.Model:

@@ -48,8 +48,9 @@ class OptionInputs:
     penalty_offset: k in lp(n) = ((k + n) / (k + 1))^length_penalty; 5 as in Wu et al., 0 as in transformers.
     """
 
-    def __init__(self, inputs: Mapping[str, ir.Value]):
-        self._inputs = {name: inputs[name] for name in SETTINGS}
+    def __init__(self, op: Op, inputs: Mapping[str, ir.Value]):
+        without = {name: op.Constant(value=ir.tensor(default_of(name, {}))) for name in SETTINGS if name not in inputs}
+        self._inputs = {name: inputs[name] if name in inputs else without[name] for name in SETTINGS}
 
     def __getitem__(self, name: str) -> ir.Value:
         return self._inputs[name]
@@ -69,7 +70,8 @@ class OptionInputs:
         factor = self["max_length_factor"]
         product = op.Ceil(op.Mul(op.Cast(lengths, to=ir.DataType.FLOAT), factor))
         usual = op.Where(op.Equal(factor, 0.0), op.Add(lengths, EXTRA_TOKENS), op.Cast(product, to=ir.DataType.INT64))
-        usual = op.Min(usual, config.max_positions)
+        room = config.max_positions if config.has_encoder else op.Sub(config.max_positions + 1, lengths)
+        usual = op.Min(usual, room)
         usual = op.Max(usual, self["min_new_tokens"])
         return op.Where(op.Greater(self["max_new_tokens"], 0), self["max_new_tokens"], usual)
 
@@ -237,7 +239,7 @@ class Rules:
     """Everything constant during the search is computed here, outside the loop."""
 
     def __init__(self, op: Op, options: OptionInputs, config: TransformerConfig, vocabulary: Vocabulary):
-        self.options, self.eos = options, vocabulary.place(op, config.eos_id)
+        self.options, self.eos, self.padded = options, vocabulary.place(op, config.eos_id), not config.has_encoder
         ids, suppressed, at_first = options["end_ids"], options["suppressed"], options["suppressed_first"]
         every = op.Concat([config.eos_id], ids, axis=0)
         ends = op.Cast(_marked(op, config.vocab_size, every, 1.0), to=ir.DataType.BOOL)
@@ -267,9 +269,12 @@ class Rules:
         first = op.Cast(op.Equal(t, self.first_count), to=ir.DataType.INT64)
         return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
-    def begun(self, op: Op, ids: ir.Value) -> ir.Value:
-        """The history (B, 1, L) of start tokens (B, 1)."""
-        return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
+    def begun(self, op: Op, ids: ir.Value, before: ir.Value | None = None) -> ir.Value:
+        """The history (B, 1, L) of start tokens (B, 1), or of the prompts `before` (B, L); empty if no rule reads it."""
+        if before is None:
+            return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
+        count = op.Mul(self.written_count, op.Shape(before, start=1))
+        return op.Slice(op.Unsqueeze(before, [1]), [0], count, [2])
 
     def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
         """The history after appending tokens (B, K); token k follows hypothesis parents[:, k] of its sentence."""
@@ -289,7 +294,12 @@ class Rules:
     def penalised(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
         """Scores (B, h, V), logits or log p, with the repetition penalty on tokens of the history."""
         penalty = self.options["repetition_penalty"]
-        seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, op.Expand(1.0, op.Shape(history)), axis=2)
+        if self.padded:  # -1 before a prompt marks no token
+            nothing, each = op.Expand(0.0, op.Shape(scores)), op.Where(op.Less(history, 0), 0.0, 1.0)
+            seen = op.ScatterElements(nothing, op.Max(history, 0), each, axis=2, reduction="max")
+        else:
+            every = op.Expand(1.0, op.Shape(history))
+            seen = op.ScatterElements(op.Expand(0.0, op.Shape(scores)), history, every, axis=2)
         weaker = op.Where(op.Less(scores, 0.0), op.Mul(scores, penalty), op.Div(scores, penalty))
         return op.Where(op.Greater(seen, 0.0), weaker, scores)
 
