@@ -1,8 +1,8 @@
 """Serve a model on many machines, with Ray Serve: MODEL=runs/mine-onnx serve run ray_serve:app
 
-POST {"text": "..."} to port 8000: a translator translates the text, a decoder continues it. A decoder with a chat template
-also answers {"messages": [{"role": "user", "content": "..."}]}. Texts that wait are read together; a replica that dies is
-started again, and the others answer meanwhile.
+POST {"text": "..."} to port 8000: a translator translates the text, a decoder continues it. A decoder with a chat
+template also answers {"messages": [{"role": "user", "content": "..."}]}. Texts that wait are read together; a replica
+that dies is started again, and the others answer meanwhile.
 """
 
 import asyncio

@@ -446,7 +446,9 @@ def search(r: Request) -> Ports:
     rows = (BATCH, "n_best")
     known = SETTINGS | TEXT_SETTINGS if r.text else SETTINGS
     left_out = () if r.config.has_encoder else ("candidates", "start_id")
-    settings = [Port(name, name, setting.dtype, setting.axes) for name, setting in known.items() if name not in left_out]
+    settings = [
+        Port(name, name, setting.dtype, setting.axes) for name, setting in known.items() if name not in left_out
+    ]
     scores = Port("scores", "scores", "float32", rows)
     if r.text:
         text = Port("text", "text", "string", (BATCH,))

@@ -68,8 +68,6 @@ def search_model(
     config = request.config
     if not config.has_decoder:
         raise UserError(f"search in the graph needs a decoder, not architecture={config.architecture!r}")
-    if config.recurrent and not config.has_encoder:
-        raise UserError("search in the graph of a decoder alone needs attention, not decoder_attention='ssru'")
     operators = target_of(target).lowering.operators if config.has_encoder else STANDARD
     g = GraphBuilder.declared(SEARCH, request)
     if operators == ONNXRUNTIME:

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.interface import SETTINGS, TEXT_SETTINGS
+from export.interface import SETTINGS, TEXT_SETTINGS, Setting
 from export.nn.classifier import Product
 from export.nn.model import Transformer
 from export.nn.primitives import Op, branch, size, table
@@ -49,8 +49,12 @@ class OptionInputs:
     """
 
     def __init__(self, op: Op, inputs: Mapping[str, ir.Value]):
-        without = {name: op.Constant(value=ir.tensor(default_of(name, {}))) for name in SETTINGS if name not in inputs}
-        self._inputs = {name: inputs[name] if name in inputs else without[name] for name in SETTINGS}
+        def given(name: str, setting: Setting) -> ir.Value:
+            if name in inputs:
+                return inputs[name]
+            return op.Constant(value=ir.tensor(np.full(setting.shape, setting.default, setting.dtype)))
+
+        self._inputs = {name: given(name, setting) for name, setting in SETTINGS.items()}
 
     def __getitem__(self, name: str) -> ir.Value:
         return self._inputs[name]
@@ -270,7 +274,7 @@ class Rules:
         return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
     def begun(self, op: Op, ids: ir.Value, before: ir.Value | None = None) -> ir.Value:
-        """The history (B, 1, L) of start tokens (B, 1), or of the prompts `before` (B, L); empty if no rule reads it."""
+        """The history (B, 1, L): start tokens (B, 1), or the prompts `before` (B, L); empty if no rule reads it."""
         if before is None:
             return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
         count = op.Mul(self.written_count, op.Shape(before, start=1))

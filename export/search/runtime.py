@@ -57,6 +57,7 @@ from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEX
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
+    from mlx_transformer.text.chat import Messages
     from mlx_transformer.text.tokenizer import Tokenizer
 
     from .vector_model import VectorModel
@@ -230,8 +231,28 @@ class SearchModel(TextVerbs):
         else:
             super().check_lines(lines, overlong, first_line, task_prefix)
 
+    def stream_chat(
+        self,
+        messages: Messages,
+        *,
+        stop: Sequence[str] = (),
+        on_limit: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
+        """Yield the whole answer of `chat`."""
+        from mlx_transformer.generation.stream import ended
+
+        ids, others = self._chat_prompt(messages, {**options})
+        new = self.generate([ids], **others)[0]
+        yield ended(self._decoders("chat"), [new], stop)[0]
+        if on_limit is not None and len(new) >= (most := others.get("max_new_tokens") or len(new) + 1):
+            on_limit(most)
+
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")
+
+    def token_logits(self, ids: list[list[int]], **others: Any) -> Any:
+        return self.log_probabilities(ids, [])
 
     def _streamed(self, begin: Callable[[Model], Iterator[Any]]) -> Iterator[Any]:
         raise UserError(

@@ -189,6 +189,7 @@ def export_search(
 ) -> Path:
     """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
+    Of a decoder the file takes ids of prompts and returns their continuations.
     From a text encoder, with `text`, the file takes strings and returns their vectors, using ONNX Runtime's operators.
 
     `settings` and `changes` are as in `export_onnx`, but a file can't have several precisions, or vectors as input.
@@ -200,7 +201,7 @@ def export_search(
     complete.
 
     Lower precisions are judged as in `export_onnx`, on an ONNX folder of the same precision; `accept_loss` is as there.
-    Raises UserError, e.g. for a model that is no encoder-decoder, a missing tokenizer, a damaged checkpoint, a full
+    Raises UserError, e.g. for an encoder without `text`, a missing tokenizer, a damaged checkpoint, a full
     disk, or too much loss.
     """
     settings = replace(settings, **changes)
@@ -285,6 +286,8 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
 def _check_text(plan: Plan, out: Path) -> None:
     """Raise UserError unless this model's file can take and return text."""
     folder = plan.checkpoint.folder
+    if plan.config.architecture == "decoder":
+        raise UserError(f"{folder}: a decoder's file takes ids; its tokenizer is in the metadata: export without text")
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
     if side_texts(plan.tokenizer) is not None and not has_pieces(plan.tokenizer):

@@ -33,7 +33,9 @@ SHORT_TEXT = 2000  # characters; tokenizing fewer takes less time than switching
 AUTO = "auto"
 """LibreTranslate's name for an unknown source language."""
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
-NO_STREAM = "this server's model gives whole texts, none in pieces: send the text to /translate, or leave out stream"
+NO_STREAM = (
+    "this server's model is one file, which gives whole texts: leave out stream and logprobs, or serve its folder"
+)
 NO_TRANSLATOR = (
     "this server has no translator; its models take POST /v1/chat/completions, /v1/completions, /v1/embeddings, "
     "/rerank or /predict"

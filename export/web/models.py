@@ -166,7 +166,8 @@ def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
             continue
         if model.config.architecture != "encoder-decoder":
             architecture = model.config.architecture
-            raise UserError(f"{path}: architecture={architecture!r}: a page translates or chats")
+            chats = "; a page that chats needs a decoder's folder" if architecture == "decoder" else ""
+            raise UserError(f"{path}: architecture={architecture!r}: a page translates or chats{chats}")
         _check_tokenizer(path, model.tokenizer)
     return models
 

@@ -150,10 +150,10 @@ def generate(
     _check_draft(search, runtime)
     options: dict[str, Any] = chosen(search, COMPLETION)  # before reading the model, so that mistakes show at once
     options |= {"control_tokens": True} if control_tokens else {}
-    opened = open_folder(model, **vars(runtime))
+    opened = open_model(model, **vars(runtime))
     prompts = prompt or [_standard_input("the prompt")]
     as_json = json or scores != TokenScores()
-    if len(prompts) == 1 and search.beam == 1 and not as_json:
+    if opened.has_steps and len(prompts) == 1 and search.beam == 1 and not as_json:
         cut: list[int] = []
         for piece in opened.stream(prompts[0], stop=stop or (), on_limit=cut.append, **options):
             print(piece, end="", flush=True)
@@ -238,7 +238,7 @@ def chat(
     asked: Iterator[str | None] = iter(message or ())
     if not message:  # None: the file's last message is answered
         asked = _typed(shown) if talks else iter([None if settings.messages else _standard_input("the message")])
-    opened = open_folder(model, **vars(runtime))
+    opened: Any = open_model(model, **vars(runtime))
     opened.check_chat()
     try:
         for text in asked:

@@ -239,7 +239,7 @@ class TextVerbs:
         >>> model.chat([{"role": "user", "content": "Hello!"}], sample=True, temperature=0.7)
         """
         check_single({**options}, "chat", "search")
-        if {**options}.get("beam", 1) == 1:
+        if self.has_steps and {**options}.get("beam", 1) == 1:
             return "".join(self.stream_chat(messages, stop=stop, **options))
         ids, others = self._chat_prompt(messages, {**options})
         from .stream import ended

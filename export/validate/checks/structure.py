@@ -110,6 +110,15 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
     return len(products) + config.head.per_row + 2 * attentions, attentions  # rows' vectors are a product too
 
 
+def _of_prompts(config: TransformerConfig) -> tuple[int, int]:
+    """Count (matrix products, softmaxes) of reading a prompt: all layers, but of the last one the keys and values."""
+    products, attentions = expected_counts(config)
+    last = f"decoder.layers.{config.decoder_layers - 1}."
+    unread = [name for name in parameter_shapes(config) if name.startswith(last) and name.endswith("_proj.weight")]
+    unread = [name for name in unread if not name.endswith((".key_proj.weight", ".value_proj.weight"))]
+    return products - config.head.classifies - len(unread) - 2, attentions - 1
+
+
 def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
     """Yield the structure of each engine with readable operations: ONNX files, or MLX."""
     same: dict[tuple[Any, ...], tuple[int, list[str]]] = {}  # several runtimes may run the same files
@@ -135,11 +144,12 @@ def structures(engines: Iterable[Engine]) -> Iterator[Structure]:
             operations, used = _of_mlx(engine)
         else:
             continue
+        expected = expected_counts(config)
+        if engine.capabilities.shows == "tokens" and not config.has_encoder:
+            expected = (expected[0] + (prompt := _of_prompts(config))[0], expected[1] + prompt[1])
         needed = [name for name in parameter_shapes(config) if name not in engine.unused_parameters()]
         unused = tuple(name for name in needed if name not in used)
-        yield Structure(
-            *(engine.name, *operations, expected_counts(config), len(needed), unused, compared, tuple(wrong), nodes)
-        )
+        yield Structure(*(engine.name, *operations, expected, len(needed), unused, compared, tuple(wrong), nodes))
 
 
 def _place(problem: str) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def test_they_are_proven(name, models, call, tmp_path):
             ["generate", "decoder", "x", "--speculate", "2", "--beam", "2"],
             "--speculate 2 checks guesses of one hypothesis",
         ),
-        (["generate", "text.txt", "x"], "is a file; give a checkpoint folder or an ONNX folder"),
+        (["generate", "text.txt", "x"], "is a file; a checkpoint is a folder with config.json"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),
         (["to-huggingface", "decoder", "OUT"], "GPT-2 has no such model: positions='sinusoidal', GPT-2 has 'learned'"),
         (["to-marian", "decoder", "OUT"], "is a decoder alone, and Marian's files hold an encoder with a decoder"),
