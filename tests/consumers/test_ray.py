@@ -1,4 +1,5 @@
-"""The examples for Ray in the docs: a text translated and requests answered by two workers, though one is killed."""
+"""The examples for Ray in the docs: a text translated, and requests of a translator and of a decoder answered by two
+workers, though one is killed."""
 
 import json
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cases import HERE
+from chat_models import write_chat_model
 from imports import ROOT
 from small_models import write_text_model
 
@@ -21,7 +23,8 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     model = mt.OnnxTransformer(write_text_model(tmp_path) / "onnx", threads=1)
     lines = [f"line {i} of {i % 7} lines" if i % 11 else "" for i in range(700)]
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [PYTHON, HERE / "with_ray.py", model.where, tmp_path / "text", tmp_path / "out", tmp_path]
+    decoder = mt.OnnxTransformer(write_chat_model(tmp_path / "chats", "smollm2") / "onnx", threads=1)
+    command = [PYTHON, HERE / "with_ray.py", model.where, decoder.where, tmp_path / "text", tmp_path / "out", tmp_path]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'docs'}", "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60 * MINUTES, env=environment)
@@ -32,6 +35,15 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     assert said["killed"]
     assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == model.translate(lines, beam=4)
     assert len(list(tmp_path.glob("worker-*"))) >= 2
-    expected = model.translate(said["texts"], beam=4)
-    assert [answer["translation"] for answer in said["answers"]] == expected
-    assert len({answer["worker"] for answer in said["answers"]}) >= 3  # two, and the one in the place of the killed
+    of_translator, of_decoder = said["asked"]
+    texts = [request["text"] for request in of_translator]
+    expected = [model.translate(texts, beam=4)]
+    expected += [
+        [
+            decoder.chat(x["messages"]) if "messages" in x else decoder.complete(x["text"], max_new_tokens=128)
+            for x in of_decoder
+        ]
+    ]
+    assert [[answer["answer"] for answer in each] for each in said["answers"]] == expected
+    for each in said["answers"]:
+        assert len({answer["worker"] for answer in each}) >= 3  # two, and the one in the place of the killed

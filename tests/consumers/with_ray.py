@@ -1,6 +1,6 @@
 """Ray on this machine: a text and requests by two workers, one of which is killed in the midst of each.
 
-python with_ray.py MODEL TEXT OUT FOLDER -> JSON: the answers, and who gave them.
+python with_ray.py TRANSLATOR DECODER TEXT OUT FOLDER -> JSON: the answers of each, and who gave them.
 """
 
 import json
@@ -15,7 +15,7 @@ import ray
 import ray_corpus
 from ray import serve
 
-MODEL, TEXT, OUT, FOLDER = sys.argv[1:]
+TRANSLATOR, DECODER, TEXT, OUT, FOLDER = sys.argv[1:]
 KILLED = Path(FOLDER) / "killed"
 LINES = 40
 PATIENCE = 120.0  # seconds
@@ -31,9 +31,9 @@ class DiesOnce(ray_corpus.Translate):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ask(text, until=PATIENCE):
+def ask(asked, until=PATIENCE):
     """The answer, asked for again while a replica that is dead isn't known to be; Serve tells such requests."""
-    body = json.dumps({"text": text}).encode()
+    body = json.dumps(asked).encode()
     begin = time.monotonic()
     while True:
         try:
@@ -46,20 +46,22 @@ def ask(text, until=PATIENCE):
 
 
 ray.init(num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
-ray_corpus.translate_corpus(MODEL, TEXT, OUT, workers=2, of=DiesOnce)
+ray_corpus.translate_corpus(TRANSLATOR, TEXT, OUT, workers=2, of=DiesOnce)
 
-os.environ["MODEL"] = MODEL
-import ray_serve  # noqa: E402 - which reads MODEL
+import ray_serve  # noqa: E402
 
+texts = [text for text in Path(TEXT).read_text(encoding="utf-8").split("\n") if text][:LINES]
+chats = [{"messages": [{"role": "user", "content": text}]} for text in texts[:4]]
+asked = {TRANSLATOR: [{"text": text} for text in texts] * 2, DECODER: [{"text": text} for text in texts] + chats * 2}
+answers = {}
 serve.start(http_options={"port": 8127})
-serve.run(ray_serve.app)
-texts = Path(TEXT).read_text(encoding="utf-8").split("\n")[:LINES]
-answers = []
-for number, text in enumerate(texts):
-    answers.append(ask(text))
-    if number == LINES // 4:
-        os.kill(answers[-1]["worker"], signal.SIGKILL)
-answers += [ask(text) for text in texts]
+for model, requests in asked.items():
+    serve.run(ray_serve.Answers.bind(model))
+    answers[model] = []
+    for number, request in enumerate(requests):
+        answers[model].append(ask(request))
+        if number == LINES // 4:
+            os.kill(answers[model][-1]["worker"], signal.SIGKILL)
 serve.shutdown()
 ray.shutdown()
-print(json.dumps({"answers": answers, "texts": texts * 2, "killed": KILLED.exists()}))
+print(json.dumps({"answers": [*answers.values()], "asked": [*asked.values()], "killed": KILLED.exists()}))
