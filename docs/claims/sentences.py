@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.data.built_in import NOTES
 from mlx_transformer.runtime.transformer import Transformer
 
 from .drawing import PAPER, canvas, curves, draw_key, heat_map, label_cells

@@ -23,7 +23,7 @@ from export.web.models import Graph, SiteModel
 from export.web.write import Inside
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.parameters import output_weight_name, parameter_shapes
-from mlx_transformer.data.sentences import build
+from mlx_transformer.data.built_in import build
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
@@ -83,7 +83,7 @@ def shipped() -> list[dict[str, Any]]:
 @cache
 def known_words() -> list[str]:
     """The words of the English sentences that the models learned from."""
-    return sorted({word for text in build().train.source for word in text.split()})
+    return sorted({word for text in build("sentences:en-de").train.source for word in text.split()})
 
 
 def _opened(folder: Path, title: str, description: str, examples: list[dict[str, Any]]) -> dict[str, Any]:

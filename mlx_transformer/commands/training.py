@@ -87,7 +87,7 @@ def average(
     force: Force = False,
 ) -> None:
     """Average the weights of several checkpoints of one run."""
-    from mlx_transformer.convert.average import average_checkpoints
+    from mlx_transformer.training.weights import average_checkpoints
 
     print(f"{average_checkpoints(checkpoints, out, force)}: the average of {len(checkpoints)} checkpoints")
 

@@ -1,4 +1,4 @@
-"""Convert checkpoints: merge an adapter, average, quantise; and import and export published models (`families`)."""
+"""Convert checkpoints: merge an adapter, quantise; and import and export published models (`families`)."""
 
 from __future__ import annotations
 

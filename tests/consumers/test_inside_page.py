@@ -21,7 +21,7 @@ from export.validate.rule import Deviation, ErrorScale, Measurement, Truth, budg
 from export.web import write_site
 from export.web.write import SITE
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
-from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.data.built_in import NOTES
 from mlx_transformer.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.consumers

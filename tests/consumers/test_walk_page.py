@@ -24,7 +24,7 @@ from export.explain.inside import FOLDER, MODELS
 from export.validate.reference import Reference
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.data.built_in import NOTES
 from mlx_transformer.generation.heads import ids_with_masks
 from mlx_transformer.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ import numpy as np
 import twin
 from imports import ROOT
 
-from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.data.built_in import NOTES
 from mlx_transformer.generation.heads import ids_with_masks
 from mlx_transformer.text.tokenizer import Tokenizer
 

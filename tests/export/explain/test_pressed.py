@@ -19,7 +19,7 @@ from walk import plain
 
 from export.explain.command import explain
 from export.explain.page import page as walk_page
-from mlx_transformer.data.sentences import NOTES
+from mlx_transformer.data.built_in import NOTES
 
 FIRST = {"token", "row", "position"}
 LOOK = {"qkv", "cell", "mixed", "heads"}

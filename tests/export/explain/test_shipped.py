@@ -11,7 +11,7 @@ from shipped_models import DECODER, ENCODER, GOLDEN, SHIPPED, TIRED, TRANSLATOR,
 
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.data.sentences import NOTES, PREPARED
+from mlx_transformer.data.built_in import NOTES, PREPARED
 from mlx_transformer.training.recipe import load_recipe
 
 NUMBERS = {TRANSLATOR: 295_936, DECODER: 144_256, ENCODER: 144_256}

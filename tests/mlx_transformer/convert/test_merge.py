@@ -11,7 +11,6 @@ from small_models import configs, random_weights
 
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main
-from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.convert.merge import keep_adapter, merge_adapter
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
@@ -20,6 +19,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, we
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import number_type
+from mlx_transformer.training.weights import average_checkpoints
 
 KINDS = ["lora", "dora"]
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from mlx_transformer.data import built_in, sentences
-from mlx_transformer.data.sentences import HELD_OUT, NOTES, PATTERNS, UNSEEN, VALID
+from mlx_transformer.data import built_in
+from mlx_transformer.data.built_in import HELD_OUT, NOTES, PATTERNS, UNSEEN, VALID
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.recipe import Recipe
@@ -14,7 +14,7 @@ from mlx_transformer.training.recipe import Recipe
 
 @pytest.fixture(scope="module")
 def corpus():
-    return sentences.build()
+    return built_in.build("sentences:en-de")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def test_sentences_of_the_notes_are_trained_on_but_one(corpus, phrases):
 
 
 def test_the_same_seed_the_same_bytes(corpus):
-    assert sentences.build() == corpus
-    assert sentences.build(2).train.digests != corpus.train.digests
+    assert built_in.build("sentences:en-de") == corpus
+    assert built_in.build("sentences:en-de", seed=2).train.digests != corpus.train.digests
     text = "\n".join([*corpus.train.source, *corpus.train.target])
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "1b07d910ee1cc139"
 

@@ -10,7 +10,6 @@ from choices import both_choices, gpu_in_slow
 from tiny_run import metrics, recipe
 
 from mlx_transformer import Transformer
-from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.quantization import Scheme
@@ -19,6 +18,7 @@ from mlx_transformer.training.options import TrainingOptions
 from mlx_transformer.training.progress import State
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer
+from mlx_transformer.training.weights import average_checkpoints
 
 pytestmark = both_choices
 

@@ -17,7 +17,6 @@ from export import OnnxTransformer, SearchModel, export_onnx, export_search
 from export.explain.command import explain
 from export.validate import compare
 from mlx_transformer.cli import main
-from mlx_transformer.convert.average import average_checkpoints
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.quantization import Scheme
@@ -29,6 +28,7 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from mlx_transformer.training.data import load_data
 from mlx_transformer.training.recipe import Recipe
 from mlx_transformer.training.trainer import Trainer
+from mlx_transformer.training.weights import average_checkpoints
 
 FILES = set(SIDES.values())
 
