@@ -103,7 +103,7 @@ def explain(
 
 
 def open_other(text: str, first: Opened, threads: int | None, verify: bool) -> Opened:
-    """Open the model to show beside the first one.
+    """Open the model to show beside the first.
 
     text: another folder, or another runtime for the same folder, e.g. "onnxruntime". Raises UserError if the two can't
     be compared.

@@ -2,7 +2,7 @@
 policy forbids requests, and running text as code.
 
 The data for the walk through a model, as JSON: weights and tokenizer, with which the page computes the model itself,
-or the recorded points of one pass.
+or the recorded points of a pass.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def live(
 
 
 def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Record one pass of a model: all positions if they fit, otherwise only the positions in `at`.
+    """Record a pass of a model: all positions if they fit, otherwise only the positions in `at`.
 
     Raises UserError if those don't fit either.
     """

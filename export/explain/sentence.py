@@ -63,7 +63,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ExplainedSentence:
-    """The ids of one input and its output.
+    """The ids of an input and its output.
 
     source: ids read by the encoder; target: ids read by the decoder; empty if there is no such stack. written: the
     token that follows each target position (in an encoder-only model, the token at each source position); prompted: how
@@ -198,7 +198,7 @@ def _check_length(model: Opened, ids: Sequence[int], what: str) -> None:
 
 
 class RecordedBeam(Beam):
-    """A beam search of one sentence, with a record of its candidates."""
+    """A beam search of a sentence, with a record of its candidates."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         super().__init__(xp, batch, options, config)
@@ -244,7 +244,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """The values of one pass.
+    """The values of a pass.
 
     points: {point: (L, D)}, as far as the runtime shows them. weights: {kind: (layers, H, L, S)}. logits (L, V): the
     decoder's, or an encoder-only model's. lens: {point: logits (L, V)} of each layer, classified as if it were the

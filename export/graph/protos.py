@@ -160,7 +160,7 @@ def arrays_of(model: onnx.ModelProto, folder: Path, names: Container[str]) -> di
 
 
 def array_of(tensor: onnx.TensorProto, folder: Path) -> NDArray:
-    """A tensor's numbers; its data file, if it has one, is in `folder`. Unlike onnx's readers it takes a data file with
+    """A tensor's numbers; its data file, if any, is in `folder`. Unlike onnx's readers it takes a data file with
     several hard links, and leaves the tensor as it is."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         tensor = deepcopy(tensor)

@@ -24,7 +24,7 @@ KeyValues = tuple[ir.Value, ir.Value]
 
 
 class LayerCache:
-    """Self-attention keys and values of one layer."""
+    """Self-attention keys and values of a layer."""
 
     def __init__(self, keys: ir.Value | None = None, values: ir.Value | None = None) -> None:
         self.keys = keys
@@ -77,7 +77,7 @@ class Cache:
         return positions_after(op, self.offset, size(op, ids, 1), self.index)
 
     def self_mask(self, op: Op, position_ids: PositionIds) -> Mask:
-        """Self-attention mask of the new positions over cached and new ones; the same in every layer."""
+        """Self-attention mask of the new positions over cached and new positions; the same in every layer."""
         if self.tokens is not None:
             return causal_padding_mask(op, self.tokens, position_ids.distances)
         return causal_mask(op, position_ids.distances)

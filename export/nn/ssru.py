@@ -25,7 +25,7 @@ END = 2**63 - 1
 
 
 class LayerState:
-    """The cache of one layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
+    """The cache of a layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
 
     def __init__(self, state: ir.Value | None = None) -> None:
         self.state = state

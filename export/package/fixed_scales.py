@@ -13,7 +13,7 @@ Without fixed scales int8 computes one scale per token at run time. Fixed scales
     int8_scales.json of the checkpoint     e.g. of an imported Marian model
     the run's validation text              calibrated on it, if the run's record names it and it hasn't changed
 
-Calibration uses the text's even lines; its odd lines are judged as in `quality.py`. Of several percentiles the one with
+Calibration uses the text's even lines; its odd lines are judged as in `quality.py`. Of several percentiles that with
 the most best tokens equal to float32's wins. If even this one is beyond the limits, activations get a scale per token.
 
 In an encoder-only model, if fixed scales everywhere lose too much, they are tried in attention only, and kept if nearly

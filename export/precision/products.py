@@ -176,7 +176,7 @@ def is_vector(value: ir.Value | None) -> bool:
 
 
 def put_product(add: Nodes, linear: Linear, y: ir.Value) -> None:
-    """Replace the product by `y`, plus its addend if it has one."""
+    """Replace the product by `y`, plus its addend, if any."""
     add.replace(y if linear.addend is None else add("Add", y, linear.addend))
 
 
@@ -187,7 +187,7 @@ Rows = dict[tuple[str, int, int], ir.Value]
 def put_parts(model: ir.Model, products: Sequence[Linear], y: ir.Value, biased: bool, rows: Rows) -> None:
     """Replace these products by their columns of `y`.
 
-    biased: y includes their biases. rows: the indices made so far; new ones are added.
+    biased: y includes their biases. rows: the indices made so far; more are added.
     """
     add, widths = Nodes(model, products[0].node, "int8"), [_width(linear) for linear in products]
     gathers = [_gather(linear) for linear in products if biased or linear.addend is None]

@@ -176,7 +176,7 @@ class OnnxTransformer(TextVerbs):
 
         providers: ONNX Runtime's execution providers, each a name or a pair (name, options); default: CPU.
         threads: threads per operator; default: all cores. precision: one of the folder's; default: float32, or the only
-        one. verify: compare the files with the digests in the folder's manifest, if it has one. activations: "float32"
+        one. verify: compare the files with the digests in the folder's manifest, if any. activations: "float32"
         or "int8", multiplied with weights in blocks; default: as exported. Only a package of standard operators,
         exported with float32 activations, can run with the other choice.
         """

@@ -224,7 +224,7 @@ class Beam:
         last = op.Mod(end, v)
         slots, tokens = _paths(op, history, step, op.Div(end, v), last, v, read is not None)
         paths = op.Transpose(tokens, perm=[1, 2, 0])
-        # A hypothesis that ended at step s has s tokens, and a last one, which may be eos.
+        # A hypothesis that ended at step s has s tokens and a last token, which may be eos.
         lengths = op.Add(step, op.Where(op.Gather(self.rules.ends, last), 0, 1))
         lengths = op.Where(op.Greater(scores, DEAD), lengths, 0)  # there are fewer than n hypotheses
         is_token = op.Less(op.Range(0, size(op, history, 0), 1), op.Unsqueeze(lengths, [2]))

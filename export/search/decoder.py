@@ -1,15 +1,15 @@
-"""One cached decoder step within the search, with the hypotheses of a sentence as positions of one run.
+"""A cached decoder step within the search, with the hypotheses of a sentence as positions of one run.
 
     cache of a sentence:  <s> | a1 a2 a3 | b1 b2 b3 | ...      1 position, then K per step
     new queries:          c1 c2 c3, each with a mask row for attending to its own ancestors only
 
-So a cache is never reordered: a hypothesis takes over the mask row of the one it continues. All K queries of a sentence
+So a cache is never reordered: a hypothesis takes over the mask row of its parent. All K queries of a sentence
 share one product with the keys, both of the decoder's past and of the source.
 
 A decoder-only model has its prompt in the place of <s>. All of a prompt but the last token is read before the loop.
 
 In a decoder of SSRUs each hypothesis has a state of its own, (B, K, D) per layer. It doesn't grow, and a hypothesis
-takes over the state of the one it continues.
+takes over the state of its parent.
 
 Shapes: B sentences, S source or prompt, K hypotheses (h before a step), P past positions, d one head's width, D model.
 """

@@ -26,11 +26,11 @@ ACTIVATIONS = "mlx_transformer.activations"
 SCALES = "mlx_transformer.int8_scales"
 """Metadata key: the text of int8_scales.json, if int8 has fixed scales or leaves layers in float32."""
 TOKENIZER = "mlx_transformer.tokenizer"
-"""Metadata key: the model's tokenizer.json, if it has one; with it the runtime reads text and cuts long lines."""
+"""Metadata key: the model's tokenizer.json, if any; with it the runtime reads text and cuts long lines."""
 GENERATION = "mlx_transformer.generation"
 """Metadata key: the model's default generation settings as JSON (fields of `Options`), if it has any."""
 ATTENTION = "mlx_transformer.cross_attention"
-"""Metadata key: the decoder layer whose cross-attention is an output, if there is one."""
+"""Metadata key: the decoder layer whose cross-attention is an output, if any."""
 VECTOR = "mlx_transformer.embedding"
 """Metadata key: how a text's vector is made, as in embedding.json; only in an encoder's file."""
 SOURCE = "mlx_transformer.source"
@@ -80,8 +80,8 @@ def inputs_of(settings: Mapping[str, Any]) -> dict[str, NDArray]:
 
 
 def int8_scales_of(metadata: Mapping[str, str], config: TransformerConfig, path: Path) -> Int8Scales | None:
-    """The fixed int8 scales and float32 layers in a file's metadata; None if there are none. Raises UserError for
-    damaged ones."""
+    """The fixed int8 scales and float32 layers in a file's metadata; None if there are none. Raises UserError if
+    they are damaged."""
     if SCALES not in metadata:
         return None
     where, hint = f"{path}: {INT8_SCALES}", "write it again with export --search"

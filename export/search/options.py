@@ -35,7 +35,7 @@ class OptionInputs:
     beam, n_best, min_new_tokens, length_penalty, early_stopping, sample, temperature, top_k, top_p, repetition_penalty,
         no_repeat_ngram, heuristic_stop, forced_end: as in `Options`; with `sample` the beam is always 1.
     forced_first, suppressed, suppressed_first, end_ids: as in `Options`, (N,) ids each; (0,): none.
-    banned_sequences: as in `Options`, (S, N), shorter ones padded with -1 on the left; (0, 1): none.
+    banned_sequences: as in `Options`, (S, N), shorter sequences padded with -1 on the left; (0, 1): none.
     start_id: as in `Options`; -1: the model's own.
     max_new_tokens: (1,) for all sentences or (B,), one each; 0: `max_length_factor` times the source's length, or if
         that is 0 too, the source's length + 50, at most `max_positions`.
@@ -81,7 +81,7 @@ class OptionInputs:
 
 
 def set_defaults(graph: ir.Graph, own: Mapping[str, NDArray]) -> None:
-    """Give the option inputs their defaults: `own`, the model's by name, otherwise the general ones. Call it on the
+    """Give the option inputs their defaults: `own`, the model's by name, otherwise everybody's. Call it on the
     finished graph: the builder treats an input with a value as constant."""
     for value in graph.inputs:
         if (default := default_of(str(value.name), own)) is not None:

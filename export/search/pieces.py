@@ -191,7 +191,7 @@ def _matches(op: Op, trie: Table, bytes: ir.Value, rows: ir.Value) -> tuple[ir.V
 
 def _reached(op: Op, bytes: ir.Value, lengths: ir.Value) -> ir.Value:
     """Whether a character begins at a byte (N,) that no replaced string before it has taken: found by doubling. A text
-    begins where the one before it ends."""
+    begins where the piece before it ends."""
     letters = np.ones(NO_BYTE + 1, np.int64)
     letters[0xC0:0xE0], letters[0xE0:0xF0], letters[0xF0:0xF8] = 2, 3, 4
     one = op.Gather(table(op, "text.letters", lambda: letters), bytes)

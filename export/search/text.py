@@ -395,7 +395,7 @@ def _words_alone(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) 
 
 
 def _joined(op: Op, parts: Parts, opens: ir.Value) -> Parts:
-    """Parts joined with those before them, but where one opens; its `ids` are their first ones' places."""
+    """Parts joined with those before them, but where a part opens; its `ids` are the places of their first parts."""
     places = op.Range(0, op.Size(opens), 1)
     opens = op.Or(opens, op.Equal(places, op.Sub(op.Size(opens), 1)))  # what is of no line
     index = op.Sub(op.CumSum(integer(op, opens), 0), 1)  # (W+1,): which of those that stay
@@ -415,7 +415,7 @@ is all taken; it joins the part before it, also with the white space behind it; 
 
 
 def _as_in_python(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
-    """As `PythonSplitter`: from left to right, so that each part depends on the one before it."""
+    """As `PythonSplitter`: from left to right, so that each part depends on the part before it."""
     begins, text = parts.begins(op), parts.text
     single, lstrip, rstrip = (_flagged(op, parts.ids, by_id, flag) for flag in ("single_word", "lstrip", "rstrip"))
     is_text, nothing = op.Less(parts.ids, 0), custom_match(op, text, f"[{PYTHONS_WHITE}]*")

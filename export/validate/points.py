@@ -12,7 +12,7 @@ Points inside the sub-layers:
     SSRU            input_proj forget_proj states state (the last state, kept for the next step), then the tap itself
     feed-forward    up_proj gate_proj inner, then the tap itself
     around each     X_norm (the norm of sub-layer X), X_post_norm (the norm behind it), X.residual (the sum)
-    embedding       rows scaled, then the tap itself, and the tap of its norm if there is one
+    embedding       rows scaled, then the tap itself, and the tap of its norm, if any
 
 Points of keys and values have names that begin with "key" or "value". In cross-attention their positions are the
 source's.

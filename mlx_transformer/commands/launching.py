@@ -45,7 +45,7 @@ def launch(
 ) -> None:
     """Train in several processes at once, on one machine or several.
 
-    Each takes its share of every step's batches; the first one writes the run's folder.
+    Each takes its share of every step's batches; the first writes the run's folder.
     """
     if command[0] != "train":
         raise UserError(f"launch runs train, not {command[0]!r}: launch -n 2 -- train ... --out FOLDER")

@@ -25,7 +25,7 @@ from mlx_transformer.system.machine import versions
 from mlx_transformer.system.progress import Console, duration
 
 RUN = "run.json clock.txt metrics.jsonl tensorboard tokenizer.json checkpoints model".split()
-SUMMARY = "summary.json"  # written last: a quickstart without one was interrupted
+SUMMARY = "summary.json"  # written last: a quickstart without it was interrupted
 AFTER = ["onnx", "report", "data", SUMMARY]
 MADE = [*RUN, *AFTER]
 PAGES = {

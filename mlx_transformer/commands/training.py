@@ -140,7 +140,7 @@ class MachineSettings:
     """How a run uses its machine."""
 
     device: Literal["cpu", "gpu"] | None = None
-    """Where MLX computes; unset: the GPU if there is one."""
+    """Where MLX computes; unset: the GPU, if any."""
     keep_awake: bool = False
     """Keep a Mac from sleeping while it trains (caffeinate)."""
 

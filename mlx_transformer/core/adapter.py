@@ -84,7 +84,7 @@ class AdapterConfig(Checked):
 
 
 class WeightDelta(NamedTuple):
-    """The change of one matrix W (O, D) by an adapter, computed in float64.
+    """The change of a matrix W (O, D) by an adapter, computed in float64.
 
     a: (R, D); b: (O, R); magnitude: (O,) for DoRA, None for LoRA.
     """

@@ -155,7 +155,7 @@ def begin_card(**values: object) -> str:
 
 
 def carried(folder: Path, results: bool = False) -> str:
-    """Front matter to keep in a model made from the one in `folder`: license, languages, origin and so on.
+    """Front matter to keep in a model made from that in `folder`: license, languages, origin and so on.
 
     results: also the scores, for the same weights in another format.
     """

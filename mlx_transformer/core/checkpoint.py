@@ -1,6 +1,6 @@
 """Checkpoints: folders of config.json, model.safetensors, a tokenizer (optional) and manifest.json with hashes.
 
-Writing is durable (`durable.py`): a kill at any moment leaves the old folder or the new one. Reading needs only NumPy
+Writing is durable (`durable.py`): a kill at any moment leaves the old folder or the new. Reading needs only NumPy
 and goes tensor by tensor, so the model is never in memory twice. There is no pickle. Matrices may be quantised
 (`quantization.py`).
 """

@@ -207,14 +207,14 @@ class TransformerConfig:
     attention_scale: Scale | None = None
     """Factor of the dot products of queries and keys, e.g. 1 in T5; unset: 1 / sqrt(d_k)."""
     causal: bool = False
-    """Causal attention in an encoder: a position sees no later one, as in decoders that make text vectors
+    """Causal attention in an encoder: a position sees none behind it, as in decoders that make text vectors
     (Qwen3-Embedding). A decoder's always is."""
     score_cap: Scale | None = None
     """Bound of the attention scores, which become cap * tanh(scores / cap) before the mask, e.g. 50 in Gemma 2; of an
     encoder or a decoder alone; unset: none."""
     window: Length | None = None
     """Local attention, of an encoder or a decoder alone. Each position sees keys up to this many positions away; in a
-    decoder and with causal this many keys, the last one its own, as in Mistral and Gemma; unset: all keys."""
+    decoder and with causal this many keys, the last its own, as in Mistral and Gemma; unset: all keys."""
     decoder_self_attention: DecoderSelfAttention = "attention"
     """Self-attention of the decoder, or in its place a simpler simple recurrent unit, which keeps one vector per layer
     instead of keys and values (ssru; Kim et al. 2019, as in Marian's students)."""
@@ -239,7 +239,7 @@ class TransformerConfig:
     rotary_base: Base = 10000.0
     """Base of rotary positions: pair i of a head turns by rotary_base^(-2 i / rotary_width) per position."""
     rotary_width: Width | None = None
-    """Numbers of a head that turn, the first ones; the others stay as they are, e.g. in Phi-4-mini; unset: d_k."""
+    """Numbers at the beginning of a head that turn; the others stay as they are, e.g. in Phi-4-mini; unset: d_k."""
     rotary_scaling: Table = SAME
     """Other frequencies of rotary positions, for long texts: a kind (linear, llama3, yarn, longrope or divisors) and
     its numbers, e.g. {"kind": "linear", "factor": 8}; {}: none."""
@@ -386,7 +386,7 @@ class TransformerConfig:
         return []
 
     def is_causal(self, stack: Stack) -> bool:
-        """Whether a position of a stack sees no later one."""
+        """Whether a position of a stack sees no later position."""
         return stack == "decoder" or self.causal
 
     @property

@@ -224,7 +224,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 BATCH_TOKENS = 4096
-"""Tokens of one forward pass, padding included; a longer row has a pass to itself."""
+"""Tokens of a forward pass, padding included; a longer row has a pass to itself."""
 
 
 class Passes:

@@ -48,7 +48,7 @@ STEPS = (SYMMETRIC, SIGNED, UNSIGNED)
 
 @dataclass(frozen=True)
 class ProductScales:
-    """Scales of one matrix and its activations; None: computed from the numbers themselves (see above)."""
+    """Scales of a matrix and its activations; None: computed from the numbers themselves (see above)."""
 
     activation: np.float32 | None = None
     steps: int = SYMMETRIC

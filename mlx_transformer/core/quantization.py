@@ -8,7 +8,7 @@ A quantised NAME.weight (O, D) is stored as two or three tensors, with G = D / g
 
 The short floats are those of the OCP's specification of microscaling formats: mxfp4 has E2M1 and scales E8M0, mxfp8 has
 E4M3 and E8M0, nvfp4 has E2M1 and E4M3. Their products are exact in bfloat16. Groups of 16 with biases are GGUF's; MLX
-has no such groups, and runs these matrices as float32 ones.
+has no such groups, and runs these matrices in float32.
 
 config.json has group_size, bits and mode under the key "quantization", and other layers' by path. As in mlx-lm, a layer
 is quantised if its scales are in the file, and the shapes decide where a path isn't named. The values of an affine

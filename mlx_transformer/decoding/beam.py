@@ -21,7 +21,7 @@ from .steps import BANNED, DEAD, Batch, History, Rules, Strategy, take_sentences
 
 
 class Beam(Strategy):
-    """State of one batch. Tokens and parent slots are kept for each step; a finished hypothesis is the place in them
+    """State of a batch. Tokens and parent slots are kept for each step; a finished hypothesis is the place in them
     where it ended, and `results` follows the parents back from there."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
@@ -149,7 +149,7 @@ class Beam(Strategy):
             slot = np.where(before, parents[t][sentence, slot], slot)
         results = []
         for i, scores in enumerate(self.finished["score"][:, :count]):
-            # A hypothesis that ended at step s has s tokens and a last one, which may be eos.
+            # A hypothesis that ended at step s has s tokens and a last token, which may be eos.
             ended = [
                 (paths[i, j, : step[i, j] + 1].tolist(), float(score)) for j, score in enumerate(scores) if score > DEAD
             ]

@@ -77,7 +77,7 @@ def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
     the tokens at least `min_p` times as likely as the likeliest.
 
     The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches `top_p`,
-    among the tokens left by top-k. Tokens that tie with the last one are kept too.
+    among the tokens left by top-k. Tokens that tie with the last are kept too.
     """
     scores = logits / options.temperature
     if options.min_p > 0:

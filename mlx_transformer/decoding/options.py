@@ -44,7 +44,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Settings of one search; the string under a field is its help on the command line."""
+    """Settings of a search; the string under a field is its help on the command line."""
 
     beam: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Hypotheses kept per sentence; 1 is greedy search: always the likeliest token, on ties the lowest id."""
@@ -65,10 +65,10 @@ class Options:
     min_new_tokens: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Fewest new tokens, including the end token."""
     early_stopping: bool = field(default=False, metadata=ADVANCED)
-    """Stop a sentence as soon as BEAM hypotheses are finished, even if a live one could still win."""
+    """Stop a sentence as soon as BEAM hypotheses are finished, even if a live hypothesis could still win."""
     sample: bool = False
     """Draw tokens at random; an output depends on the seed and the line's number, not on the runtime or the batch."""
-    # In float32, far smaller divisors would make logits infinite, and far larger ones would let banned tokens through.
+    # In float32, far smaller divisors would make logits infinite, and far larger would let banned tokens through.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
     """Divide logits by this before sampling: below 1 is more predictable, above 1 more random."""
     top_k: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
@@ -207,7 +207,7 @@ def _is_id(value: Any) -> bool:
 
 
 def aligned_right(sequences: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Stack S sequences to an array (S, N), with -1 before the shorter ones; (0, 1) if there are none."""
+    """Stack S sequences to an array (S, N), with -1 before shorter sequences; (0, 1) if there are none."""
     import numpy as np
 
     longest = max(map(len, sequences), default=1)

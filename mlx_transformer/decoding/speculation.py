@@ -1,4 +1,4 @@
-"""Speculative decoding: guess the next tokens, read all guesses in one step, and keep the right ones.
+"""Speculative decoding: guess the next tokens, read all guesses in one step, and keep those that are right.
 
 A search asks for logits token by token and chooses by its own rules. `Speculating` reads a token together with guesses
 of the following ones. As long as the search chooses the guesses, it hands out the logits behind them; at the first

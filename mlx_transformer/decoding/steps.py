@@ -437,7 +437,7 @@ class Rules:
 
 
 def _begun(batch: Batch, options: Options, config: TransformerConfig) -> np.ndarray:
-    """(B, L): the start token, or the prompt with -1 before shorter ones."""
+    """(B, L): the start token, or the prompt with -1 before shorter prompts."""
     if config.has_encoder:
         start = config.bos_id if options.start_id is None else options.start_id
         return np.full((len(batch.sources), 1), start, np.int32)

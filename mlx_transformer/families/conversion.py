@@ -166,7 +166,7 @@ checkpoint on, and the digests of its config and weights."""
 
 
 class Imported(NamedTuple):
-    """A published model as one of ours; its weights may still be in their files."""
+    """A published model as ours; its weights may still be in their files."""
 
     config: TransformerConfig
     weights: dict[str, Any]
@@ -305,7 +305,7 @@ def import_huggingface(
 
 
 def _watched(weights: Mapping[str, Any], watch: Progress) -> dict[str, Any]:
-    """The same arrays; whenever one is read, `watch` is told."""
+    """The same arrays; `watch` is told of each that is read."""
     total, done = max(1, sum(array.nbytes for array in weights.values())), 0
 
     def read(name: str) -> NDArray:

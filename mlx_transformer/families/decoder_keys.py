@@ -59,7 +59,7 @@ class Specials:
     """The ids of a decoder's start, end and padding. Comes after vocab_size. A model may lack each of them, or have one
     outside its vocabulary, which it can't write.
 
-    Without a start, or with one that also ends a text, as in Qwen, the end stands for it, as a start is never
+    Without a start, or with a start that also ends a text, as in Qwen, the end stands for it, as a start is never
     generated; without an end, the last id. Padding that is missing or also an end is the
     start, which isn't written either; if that is an end too, the id `spare`, else the last that isn't an end.
     """

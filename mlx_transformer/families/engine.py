@@ -112,7 +112,7 @@ class Family:
     with another value can't be written."""
     keys: Sequence[Line]
     """The lines of config.json, in the order in which they are written. Other keys of a file are ignored. A missing or
-    null key has its value in generation_config.json, if there is one, else the line's default."""
+    null key has its value in generation_config.json, if any, else the line's default."""
     names: Callable[[Any], Mapping[str, str | At]]
     """From our config: {parameter or module of ours: where it is stored}, for every parameter of `parameter_shapes`.
     Entries for parameters a config lacks are ignored."""

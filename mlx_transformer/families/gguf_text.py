@@ -316,7 +316,7 @@ def _name_of_cut(parts: Sequence[Mapping[str, Any]], whole: bool) -> str | None:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> NDArray[np.float32]:
-    """Of a piece that merges make, minus the rank of the first one; of others 0."""
+    """Of a piece that merges make, minus the rank of the first merge; of others 0."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges, 1):
         ranks.setdefault(pair.replace(" ", ""), rank)

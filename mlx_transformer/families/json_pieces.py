@@ -154,7 +154,7 @@ def _type(text: str, named: Collection[str], fallback: bool) -> int:
 
 
 def components(component: Any, inside: str) -> list[Mapping[str, Any]]:
-    """Return the components of a sequence, or the one."""
+    """Return the components of a sequence, or the single component."""
     if not isinstance(component, dict):
         return []
     listed = component.get(inside) if component.get("type") == "Sequence" else [component]

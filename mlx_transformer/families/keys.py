@@ -36,7 +36,7 @@ class Given:
         return next(values, self.value(default[1:], self._defaults[default[1:]]) if _follows(default) else default)
 
     def values(self, key: str) -> list[Any]:
-        """The key's values in both files, the first one's before; [] if it is missing, [None] if it is null."""
+        """The key's values in both files, the first file's before; [] if it is missing, [None] if it is null."""
         found = [file[key] for file in self._files if key in file]
         return [value for value in found if value is not None] or found[:1]
 

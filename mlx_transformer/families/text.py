@@ -67,7 +67,7 @@ def read_text_files(path: Path, config: TransformerConfig, model_type: str) -> t
 
 
 def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
-    """Marian: source and target have SentencePiece models of their own, and a joint vocabulary or separate ones."""
+    """Marian: source and target have SentencePiece models of their own, and a joint or separate vocabularies."""
     source, target = read_sentencepiece(path / SOURCE), read_sentencepiece(path / TARGET)
     vocabulary = _vocabulary(path / VOCABULARY, config.source_vocab_size)
     tokens = makers_tokens(path, settings, NAMED, config.source_vocab_size)

@@ -40,12 +40,12 @@ CrossAttention = Callable[[NDArray, NDArray, NDArray], NDArray]
 """(padded sources (B, S), their mask (B, S), targets (B, T)) -> weights (B, T, S), averaged over heads."""
 
 TOGETHER = 16
-"""Pairs of one forward pass."""
+"""Pairs of a forward pass."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The word links of one translation, and the number of words on each side."""
+    """The word links of a translation, and the number of words on each side."""
 
     links: Links
     source_words: int
@@ -203,7 +203,7 @@ def built_shortlist(
     """Align each pair of a text with the model's attention, and count; return the shortlist and how many pairs were too
     long.
 
-    first: tokens with lower ids are candidates in every sentence. best: most candidates of one source token. Raises
+    first: tokens with lower ids are candidates in every sentence. best: most candidates of a source token. Raises
     `UserError` if there is nothing to count.
     """
     if not 1 <= first <= config.vocab_size:

@@ -119,7 +119,7 @@ def classify(
 
 
 def scored(encoder: EncoderHead, logits: NDArray[np.float64], several: bool | None = None) -> list[Scored]:
-    """Return the classes of one text with their probabilities, from its logits (C,); see `classify`."""
+    """Return the classes of a text with their probabilities, from its logits (C,); see `classify`."""
     head = encoder.config.head
     if head.scores and several is None:
         return [Scored(head.labels[i], float(logits[i])) for i in np.argsort(-logits, kind="stable")]
@@ -185,7 +185,7 @@ def rerank(
 ) -> list[Ranked]:
     """Return the documents by relevance to the query, best first; ties keep their order.
 
-    A query and document that are too long lose the end of the longer one, then of both; `report` counts them.
+    A query and document that are too long lose the end of the longer, then of both; `report` counts them.
     """
     if not isinstance(query, str):
         raise UserError(f"query: must be text, not {type(query).__name__}")
@@ -320,7 +320,7 @@ def answer(
 ) -> list[Answer | None]:
     """Return the best answer for each (question, context); None if the context has no tokens.
 
-    A question may take up half of a row. A longer one is cut if `report` counts it, and otherwise a `UserError`.
+    A question may take up half of a row. A longer question is cut if `report` counts it, and otherwise a `UserError`.
     """
     tokenizer = encoder.tokenizer
     form = tokenizer.pair_form(encoder.most)

@@ -212,7 +212,7 @@ def _opened(stack: ExitStack, input: Path | tuple[Path, Path] | None, text: Sequ
 
 def _checked(reader: LineReader, work: LineWork) -> int:
     """Read and count all lines. Raises `UserError` for a line that would end the run."""
-    reader.warned = True  # the second reading warns, not this one
+    reader.warned = True  # the second reading warns, not the first
     for part in reader.parts(PART_LINES):
         first = reader.number - len(part) + 1
         for number, line in enumerate(part, first):

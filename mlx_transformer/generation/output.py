@@ -51,7 +51,7 @@ KINDS = {
     "tag": Kind("file of entities", holds_json_lines("text", "entities")),
     "answer": Kind("file of answers", holds_json_lines("question", "context", "answer")),
 }
-"""The file that each command writes, and how an earlier one is recognised."""
+"""The file that each command writes, and how an earlier file is recognised."""
 _is_record = holds_object("format", "progress", "facts")
 
 

@@ -44,7 +44,7 @@ CHAT_TEMPLATES, SPECIAL_TOKENS = "chat_templates", "special_tokens"
 BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LANGUAGE, CHAT_TEMPLATES, SPECIAL_TOKENS)
 """The keys of the file that are not fields of `Options`."""
 DEFAULT = "default"
-"""The name of a model's chat template, if it has one alone."""
+"""The name of a model's only chat template."""
 NO_SHORTLIST = "none"
 """Given in place of a shortlist file: all tokens are candidates."""
 
@@ -122,7 +122,7 @@ def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, P
 
 
 def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return the arguments of `save_checkpoint` for a model made from the one in `folder`: the files to write beside
+    """Return the arguments of `save_checkpoint` for a model made from that in `folder`: the files to write beside
     the weights.
 
     They are the settings, the files that these name, the pooling files of an embedding model, and the model card with

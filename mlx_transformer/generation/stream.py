@@ -29,7 +29,7 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .translate import Overlong, Translator, as_lines
 
 REPLACEMENT = "\ufffd"  # a tokenizer decodes an incomplete character to this
-LONGEST_CHARACTER, FEW = 4, 12  # bytes of a character; so many ids without one are no character's
+LONGEST_CHARACTER, FEW = 4, 12  # bytes of a character; so many ids without any are no character's
 
 
 def stream_ids(
@@ -41,7 +41,7 @@ def stream_ids(
     candidates: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[int]:
-    """Return an iterator over the new ids of one input, each as soon as it is decided; all together they are the
+    """Return an iterator over the new ids of an input, each as soon as it is decided; all together they are the
     output of `generate`. Arguments as for `stream_tokens`."""
     return (token.id for token in stream_tokens(model, ids, prefix, row=row, candidates=candidates, **options))
 
@@ -56,7 +56,7 @@ def stream_tokens(
     likeliest: int | None = None,
     **options: Any,
 ) -> Iterator[NewToken]:
-    """Return an iterator over the new tokens of one input, as `stream_ids` over their ids.
+    """Return an iterator over the new tokens of an input, as `stream_ids` over their ids.
 
     ids, prefix, candidates, options: as for `search`, for one input. row: the input's index in a list, which seeds its
     random draws. likeliest: tokens have log-probabilities, and so many of the likeliest with theirs; unset: neither.
@@ -76,7 +76,7 @@ def write_tokens(
     likeliest: int | None = None,
     **options: Any,
 ) -> Generator[NewToken | None]:
-    """Return an iterator over the new tokens of one input in a running batch, with None as long as there is nothing
+    """Return an iterator over the new tokens of an input in a running batch, with None as long as there is nothing
     yet. Arguments and errors as for `stream_tokens`. An input with candidates or guesses takes its steps by itself."""
     model, chosen = running.model, Options.of(options)
     if chosen.beam > 1:
@@ -109,7 +109,7 @@ def stream(
     candidates_of: Callable[[Sequence[int]], Sequence[int] | None] = lambda ids: None,
     **options: Any,
 ) -> Iterator[str]:
-    """Return an iterator over the translation of one line; the pieces join to the text of
+    """Return an iterator over the translation of a line; the pieces join to the text of
     `translator.translate([line])`.
 
     Pieces hold whole characters: a token that is part of one waits for the next. around: adds language tokens to the
@@ -117,7 +117,7 @@ def stream(
     called with the number if the line is too long. Errors are raised at the call, as in `stream_ids`.
     """
     _, rows = translator.rows([line], overlong, line_number, on_overlong)
-    # `stream_ids` checks its input at the call, so all parts are checked before the first one starts.
+    # `stream_ids` checks its input at the call, so all parts are checked before the first starts.
     rows = [around(ids) for ids in rows]
     parts = [stream_ids(model, x, row=i, candidates=candidates_of(x), **options) for i, x in enumerate(rows)]
     texts = [pieces(translator.tokenizer, part) for part in parts]
@@ -211,7 +211,7 @@ def stream_completion(
     control_tokens: bool = False,
     **options: Any,
 ) -> Iterator[str]:
-    """Yield the continuation of one prompt in pieces while it is decoded, greedily or sampled.
+    """Yield the continuation of a prompt in pieces while it is decoded, greedily or sampled.
 
     stream_ids: (ids, **options) -> iterator of new ids.
     """
@@ -232,7 +232,7 @@ def prompt_ids(tokenizer: Tokenizer, prompts: str | Sequence[str], control: bool
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
     """Yield the texts up to the first stop word, without it. A piece that may begin a stop word is held back, and an
-    empty one stands in its place."""
+    empty piece stands in its place."""
     waiting = ""
     for text in texts:
         waiting += text

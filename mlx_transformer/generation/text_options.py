@@ -72,17 +72,17 @@ class EmbedOptions(Checked):
     """How texts become vectors; an unset option is as the model's folder says."""
 
     kind: Kind = "dense"
-    """Kind of vector: one for each text (dense), a weight for each token id (sparse), or one for each token (multi).
+    """Kind of vector: of each text (dense), a weight of each token id (sparse), or of each token (multi).
     Sparse and multi need a model that was trained for them, e.g. bge-m3."""
     prompt: str | None = None
     """Text to put before each text, e.g. 'query: '; unset: the model's own."""
     prompt_name: str | None = None
-    """Name of one of the model's prompts, e.g. query; unset: its default prompt, if it has one."""
+    """Name of one of the model's prompts, e.g. query; unset: its default prompt, if any."""
     dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
     """Keep only the first so many numbers of each vector, for models that were trained to be cut (Matryoshka); unset:
     all."""
     pooling: Pooling | None = None
-    """How the vectors of a text's tokens become one; unset: as the model's folder says."""
+    """How the vectors of a text's tokens become the text's; unset: as the model's folder says."""
     normalize: bool | None = None
     """Scale vectors to length 1; unset: as the model's folder says."""
 

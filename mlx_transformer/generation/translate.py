@@ -1,4 +1,4 @@
-"""Text in, text out, around any search: splits overlong lines, keeps empty ones, and tokenizes.
+"""Text in, text out, around any search: splits overlong lines, keeps empty lines, and tokenizes.
 
 lines -> pieces that fit the model -> ids -> search -> text -> one translation a line, in order
 """
@@ -67,7 +67,7 @@ class Translator:
         self.prefix = prefix
 
     def with_prefix(self, prefix: str | None) -> Translator:
-        """Return a copy with another prefix; None keeps this one."""
+        """Return a copy with another prefix; None keeps the prefix."""
         if prefix is None:
             return self
         if not isinstance(prefix, str):

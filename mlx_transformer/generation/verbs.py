@@ -110,7 +110,7 @@ class TextVerbs:
     @cached_property
     def shortlist(self) -> Shortlist | None:
         """The shortlist: which token ids the output for a source may contain; None allows all. It is the file named in
-        the model's settings unless another one is set."""
+        the model's settings unless another is set."""
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
@@ -119,7 +119,7 @@ class TextVerbs:
         return open_shortlist(self.place / name, self.config)
 
     def use_shortlist(self, file: str | Path | None) -> None:
-        """Use a shortlist file in Marian's format; "none" uses none, None keeps the current one."""
+        """Use a shortlist file in Marian's format; "none" uses none, None keeps the current file."""
         if str(file) == NO_SHORTLIST:
             self.shortlist = None
         elif file is not None:
@@ -332,7 +332,7 @@ class TextVerbs:
         on_limit: Callable[[int], None] | None = None,
         **options: Unpack[StreamArguments],
     ) -> Iterator[int]:
-        """Yield the new token ids of one input, each as soon as it is decided; see `generation.stream.stream_ids`.
+        """Yield the new token ids of an input, each as soon as it is decided; see `generation.stream.stream_ids`.
 
         on_limit: called with the number of new tokens if their limit ends the output.
         """
@@ -353,7 +353,7 @@ class TextVerbs:
         likeliest: int | None = None,
         **options: Unpack[StreamArguments],
     ) -> Iterator[NewToken]:
-        """Yield the new tokens of one input, with log-probabilities if asked; see `generation.stream.stream_tokens`."""
+        """Yield the new tokens of an input, with log-probabilities if asked; see `generation.stream.stream_tokens`."""
         from .stream import stream_tokens
 
         [ids], others = self._with_languages([ids], {**options}, [prefix] if len(prefix) else None)
@@ -398,7 +398,7 @@ class TextVerbs:
         on_limit: Callable[[int], None] | None = None,
         **options: Unpack[StreamedTextArguments],
     ) -> Iterator[str]:
-        """Yield one line's translation, or a decoder's continuation of one prompt, piece by piece while it is decoded.
+        """Yield a line's translation, or a decoder's continuation of a prompt, piece by piece while it is decoded.
 
         stop: as for `complete`. on_limit: for a decoder; see `stream_ids`. Options as for `generation.stream.stream`.
         """

@@ -76,7 +76,7 @@ def room_for(length: int) -> int:
 
 
 class LayerCache:
-    """Self-attention keys and values of one layer.
+    """Self-attention keys and values of a layer.
 
     window: how many positions its queries see; None: all. bits: of the integers that they are rounded to; None: they
     stay as they are.
@@ -152,7 +152,7 @@ class LayerCache:
 
 
 class Cache:
-    """Caches of all layers for one batch; made by `Transformer.start`, extended by `Transformer.step`.
+    """Caches of all layers for a batch; made by `Transformer.start`, extended by `Transformer.step`.
 
     For a beam search: `repeat(beams)` once after the first step, then `reorder(rows)` at each step, and `keep(rows)`
     to drop finished sentences. Row r is hypothesis r % beams of sentence r // beams.
@@ -180,7 +180,7 @@ class Cache:
             self.cross_mask = mx.contiguous(mx.broadcast_to(padding_mask(source_tokens), (b, heads, 1, s)))
 
     def self_mask(self, length: int, heads: int) -> Mask:
-        """Self-attention mask of `length` new positions over cached and new ones; the same in every layer."""
+        """Self-attention mask of `length` new positions over cached and new positions; the same in every layer."""
         if self.starts is None:
             return "causal" if length > 1 else None
         total = self.offset + length

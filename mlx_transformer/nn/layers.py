@@ -65,7 +65,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def add_norms(self, config: TransformerConfig, name: str, bare: bool = False) -> None:
-        """Make the norms of the sub-layer `name`. bare: without one before it."""
+        """Make the norms of the sub-layer `name`. bare: without a norm before it."""
         behind = config.norm_placement in ("sandwich", "after")
         setattr(self, f"{name}_norm", None if bare or config.norm_placement == "after" else make_norm(config))
         setattr(self, f"{name}_post_norm", make_norm(config) if behind else None)

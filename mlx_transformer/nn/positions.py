@@ -74,7 +74,7 @@ class PositionedInput(NamedTuple):
 
 
 class Positions(nn.Module):
-    """Positions of one stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
+    """Positions of a stack. Parameters: `weight` if learned or relative; with "relative_layers" a table per layer."""
 
     def __init__(self, config: TransformerConfig, stack: Stack):
         super().__init__()

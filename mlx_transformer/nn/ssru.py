@@ -19,7 +19,7 @@ from .feedforward import relu
 
 
 class LayerState:
-    """The cache of one layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
+    """The cache of a layer: c of the last position (R, D), before the ReLU; None (zeros) at the start."""
 
     def __init__(self, state: mx.array | None = None) -> None:
         self.state = state

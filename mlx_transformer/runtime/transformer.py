@@ -158,7 +158,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
     @property
     def precision(self) -> str:
-        """The type it computes in, e.g. "bfloat16": of its embedding, or of the scales of one that is quantised."""
+        """The type it computes in, e.g. "bfloat16": of its embedding, or of the scales of a quantised embedding."""
         types = (array.dtype for _, array in named_parameters(self))
         return str(next(each for each in types if mx.issubdtype(each, mx.floating))).removeprefix("mlx.core.")
 

@@ -3,7 +3,7 @@
 Everything is written under a temporary name, flushed to disk and renamed. `core/outputs.py` decides before whether a
 path may be written; the rename refuses if another process has written there since.
 
-A process killed at any moment leaves either the old state or the new one. It may also leave a temporary folder, which
+A process killed at any moment leaves either the old state or the new. It may also leave a temporary folder, which
 the next writer removes. Locks keep two processes from writing the same file; the system releases a lock when its
 process ends, even by a kill.
 """
@@ -290,9 +290,9 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def taken_away(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Move these files and folders out of `folder` for the block, which may write new ones.
+    """Move these files and folders out of `folder` for the block, which may write others in their place.
 
-    They are removed when the block succeeds. If it fails, they come back and replace the new ones. Raises `OSError`.
+    They are removed when the block succeeds. If it fails, they come back and replace those. Raises `OSError`.
     """
     clear_leftovers(folder, "replaced")
     moved = folder / f".replaced.{os.getpid()}.tmp"

@@ -81,7 +81,7 @@ def _half(blocks: Blocks, at: int) -> Numbers:
 
 
 def _nibbles(packed: Blocks, run: int) -> Integers:
-    """(N, B) to (N, 2 B): of each run of bytes the low halves, then the high ones."""
+    """(N, B) to (N, 2 B): of each run of bytes the low halves, then the high halves."""
     pairs = packed.reshape(len(packed), -1, 1, run)
     return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(packed), -1)
 

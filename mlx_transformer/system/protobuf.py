@@ -58,7 +58,7 @@ def tag(number: int, kind: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A number in groups of seven bits, the low ones first."""
+    """A number in groups of seven bits, the lowest group first."""
     value &= (1 << 64) - 1
     groups = []
     while value > 127:

@@ -46,7 +46,7 @@ class AddedToken(NamedTuple):
 
     @classmethod
     def read(cls, entry: Any, id: Any) -> AddedToken | None:
-        """Return the token of an entry of tokenizer.json or tokenizer_config.json; None of one that is none."""
+        """Read an entry of tokenizer.json or tokenizer_config.json; None if it is no token."""
         if not isinstance(entry, Mapping) or not isinstance(content := entry.get("content"), str) or not content:
             return None
         if type(id) is not int or id < 0:
@@ -69,7 +69,7 @@ def added_tokens(specification: Mapping[str, Any]) -> list[AddedToken]:
 
 
 def filler(id: int) -> AddedToken:
-    """Return the token of a row that no token names, between others that have one: no text has it."""
+    """A token that no text has, for a row of the embedding without a name between named rows."""
     return AddedToken(id, f"<unused {id}>", special=True)
 
 

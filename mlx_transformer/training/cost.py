@@ -57,7 +57,7 @@ class Work:
         self.classifier = rows * columns
 
     def __call__(self, batch: TrainingBatch) -> float:
-        """Count the operations of one batch, forward and backward, padding included."""
+        """Count the operations of a batch, forward and backward, padding included."""
         targets, _, *inputs = batch.arrays(self.config.pad_id)
         stacks = {"source": self.config.has_encoder, "target": self.config.has_decoder}
         sides = [side for side, exists in stacks.items() if exists]

@@ -15,7 +15,7 @@ A schedule is a warm-up, in steps or as a share of the run, and one of six curve
 The first two and the last may end in a cooldown: a linear fall to 0 over the last share `cooldown` of the run.
 
 If the rate falls to 0 by the end of the run, warm-up takes at most half of the run, so a short run reaches its peak.
-Other schedules don't depend on the run's length: a run that is extended with --resume is the same as one that was
+Other schedules don't depend on the run's length: a run that is extended with --resume is the same as a run that was
 longer from the start.
 
 `ZeroStart` is for decoders that start from a zero vector, such as Marian's: training keeps this embedding zero.

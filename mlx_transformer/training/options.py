@@ -45,7 +45,7 @@ FROM_TOKENIZER = ("vocab_size", "source_vocab_size", "pad_id", "bos_id", "eos_id
 NORM_PLACEMENT = "pre"
 ENDLESS = ("constant", "linear", "cosine")  # schedules without a cooldown
 
-# Larger numbers are typos; smaller ones could be rounded to 0 in float32.
+# Larger numbers are typos; smaller numbers could be rounded to 0 in float32.
 Count = Annotated[int, Bounds(at_least=0, at_most=2**32 - 1)]
 Some = Annotated[int, Bounds(at_least=1, at_most=2**32 - 1)]
 Tokens = Annotated[int, Bounds(at_least=1, at_most=2**20)]
@@ -121,7 +121,7 @@ class DataOptions(TextFiles):
     """Kind of vocabulary: byte-level BPE (bpe), which can spell any text, or a unigram model, which Marian's engines
     read."""
     separate_vocabularies: bool = False
-    """A vocabulary and embeddings for each language, instead of joint ones."""
+    """A vocabulary and embeddings for each language, in place of a joint vocabulary."""
     vocab_lines: Some | None = None
     """Train the vocabulary on so many lines of each language, chosen at random; unset: on all."""
     tokenizer: str | None = None
@@ -196,7 +196,7 @@ class TrainingOptions:
     epsilon: Annotated[float, Bounds(at_least=1e-30, at_most=1)] = 1e-9
     """Added to the root of adam's mean of squared gradients."""
     temperature: Annotated[float, Bounds(at_least=1e-4, at_most=1e4)] = 0.05
-    """Similarities are divided by this in contrastive learning; with a smaller one the nearest negatives count more."""
+    """Divide similarities by this in contrastive learning; the smaller, the more the nearest negatives count."""
     symmetric: bool = False
     """In contrastive learning, also let each target find its source among the others."""
     chunk: Some | None = None
@@ -211,7 +211,7 @@ class TrainingOptions:
     """Share of each target's probability that is spread evenly over the vocabulary; unset: 0.1 for translation, else
     0."""
     accumulate: Annotated[int, Bounds(at_least=1, at_most=2**16)] = 1
-    """Batches per step, computed one after another: a larger batch in the memory of a small one."""
+    """Batches per step, computed one after another: a large batch in the memory of a small batch."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type to compute in. Parameters, gradients and the optimizer's moments stay float32."""
     memory: Annotated[float, Bounds(above=0, at_most=1e6)] | None = None

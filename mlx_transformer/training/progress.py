@@ -100,7 +100,7 @@ class Clock:
         return self._seconds + time.monotonic() - self._since
 
     def begin(self, done: int) -> float:
-        """Begin the step after `done` steps; return its starting time, the recorded one if there is one."""
+        """Begin the step after `done` steps; return its starting time, as recorded if it is."""
         if done in self._recorded:
             self._set(self._recorded[done])
             return self._seconds

@@ -6,7 +6,7 @@ OUT/clock.txt             when each step began, in a run limited by minutes
 OUT/metrics.jsonl         one JSON object per line: training, validation, skipped steps, the end
 OUT/tensorboard/          the same curves, if tensorboardX is installed
 OUT/wandb.txt             the run's id at Weights & Biases, if the recipe names a project
-OUT/checkpoints/step-N/   checkpoint folders with the optimizer's state; only the last ones are kept
+OUT/checkpoints/step-N/   checkpoint folders with the optimizer's state; only the last few are kept
 OUT/best/                 the checkpoint of the best validation, if the recipe sets `best`
 OUT/model/                the trained model, a checkpoint folder without optimizer state
 OUT/adapter/              the adapter that is merged into OUT/model, if an adapter was trained

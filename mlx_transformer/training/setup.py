@@ -121,7 +121,7 @@ class Start:
         return {"start": {"weights": weights, **({"adapter": adapter[0]} if adapter else {})}}
 
     def reading(self, recipe: Recipe) -> Reading:
-        """Make the `Reading` of the run; loads the teacher, if there is one."""
+        """Make the `Reading` of the run; loads the teacher, if any."""
         data, prompts = recipe.data, {} if self.embedding is None else self.embedding.prompts
         if recipe.objective.reads == "matches":
             both = {"source_prompt": prompts.get("query"), "target_prompt": prompts.get("document")}
@@ -316,7 +316,7 @@ def _embedding(recipe: Recipe, own: TextEmbedding | None) -> TextEmbedding:
 
 
 def chosen_adapter(options: TrainingOptions, base: Checkpoint) -> AdapterConfig | None:
-    """The config of the recipe's adapter; None without one.
+    """The config of the recipe's adapter, if any.
 
     Raises UserError if a pattern matches no linear map, the rank is too large, or the checkpoint has an adapter.
     """

@@ -1,4 +1,4 @@
-"""One optimizer step: loss, gradients, clipping, update.
+"""An optimizer step: loss, gradients, clipping, update.
 
 On a GPU the whole step is one compiled function. On Linux CPUs `mx.compile` starts a C++ compiler at run time and
 gains nothing, while one MLX stream runs on one core. So there the batch is split into as many parts as there are cores,
@@ -54,11 +54,11 @@ class Arithmetic:
         return tree_map(lambda p: p.astype(self.dtype) if mx.issubdtype(p.dtype, mx.floating) else p, parameters)
 
     def scaled(self, loss: mx.array) -> mx.array:
-        """Multiply a loss by the factor, if there is one."""
+        """Multiply a loss by the factor, if any."""
         return loss * self.state["loss_factor"] if self.state else loss
 
     def unscaled(self, gradients: Any) -> Any:
-        """Divide the gradients by the factor, if there is one."""
+        """Divide the gradients by the factor, if any."""
         if not self.state:
             return gradients
         return tree_map(lambda g: g / self.state["loss_factor"], gradients)
@@ -141,7 +141,7 @@ class TrainStep:
         return {"parameters": self.model.trainable_parameters(), "state": self.state}
 
     def take(self, all: dict[str, Any]) -> None:
-        """Continue from `all`, the parameters and state of this process or another one."""
+        """Continue from `all`, the parameters and state of this process or another."""
         self.model.update(all["parameters"])
         self.restore(all["state"])
 

@@ -406,7 +406,7 @@ class Trainer:
         self.reporter.line(f"resumed from {opened.folder.name}, epoch {self.state.epoch:.2f}")
 
     def _arrays(self) -> dict[str, Any]:
-        """A checkpoint's arrays other than the weights: optimizer state, and the moving average if there is one."""
+        """A checkpoint's arrays other than the weights: optimizer state, and the moving average if any."""
         return {**self.step.state, **({} if self.moving is None else {MOVING: self.moving.values})}
 
 

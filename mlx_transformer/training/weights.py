@@ -100,7 +100,7 @@ class Weights:
 
 
 class AdapterWeights(Weights):
-    """The weights of a run with an adapter; the trained arrays are the adapter and, if there is one, a new head."""
+    """The weights of a run with an adapter; the trained arrays are the adapter and, if any, a new head."""
 
     def __init__(self, model: Transformer, config: AdapterConfig, base: Path | None = None):
         super().__init__(model, base)

@@ -207,10 +207,10 @@ class MoveUp:
 
 
 class CpuDecoder:
-    """The decoding state of one batch, with the buffers that the graph reads and writes; see `decoding.steps.Decoder`.
+    """The decoding state of a batch, with the buffers that the graph reads and writes; see `decoding.steps.Decoder`.
 
     `beam`: a search that uses the graph's candidates gets 2 * beam per sentence. It sets `log_p` (B, K) of the live
-    hypotheses before each step. The next `step` overwrites the result of the last one.
+    hypotheses before each step. The next `step` overwrites the result of the last.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class CpuDecoder:
         self.past = 0
         self.past_length = np.zeros(1, np.int32)
         self.beam_width = np.ones(1, np.int32)
-        # Up to EXCLUDED banned tokens may be better than the allowed ones.
+        # Up to EXCLUDED banned tokens may be better than the allowed tokens.
         self.candidates = np.array([min(2 * beam + EXCLUDED, config.vocab_size) if beam > 1 else 1])
         self.most_extensions = 2 * beam if beam > 1 else 1
         self.bans = np.zeros(config.vocab_size, np.float32)

@@ -80,7 +80,7 @@ def _size(buffer: Buffer) -> int:
 
 
 class StepGraph:
-    """The graph of one decoding step: its session, config, buffers, names of inputs and outputs."""
+    """The graph of a decoding step: its session, config, buffers, names of inputs and outputs."""
 
     def __init__(
         self,

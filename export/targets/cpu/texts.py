@@ -99,7 +99,7 @@ class Texts:
         return len(self) - 1
 
     def read(self, ids: Iterable[int], row: int = -1) -> None:
-        """Read further tokens of a text, the last one by default, without logits."""
+        """Read further tokens of a text, the last by default, without logits."""
         tokens = list(ids)
         for i in range(0, len(tokens), CHUNK):
             self._read(self.prompt, tokens[i : i + CHUNK], row)
@@ -197,7 +197,7 @@ class Texts:
         return [int((held if windowed else lengths).max(initial=0)) for windowed in self.windowed]
 
     def _drop(self, rows: range, new: int) -> None:
-        """Move the last positions of layers with windows to the front where there is no place for new ones."""
+        """Move the last positions of layers with windows to the front where there is no place for more."""
         for row in rows if self.window else ():
             held = int(self.lengths[row] - self.dropped[row])
             if held + new > self.kept + CHUNK:

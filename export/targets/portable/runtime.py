@@ -41,7 +41,7 @@ numbers doesn't depend on the batch."""
 
 @dataclass
 class OnnxCache:
-    """The decoding state of one batch; implements `decoding.steps.Decoder`. Rows are hypotheses; the `beams` rows of a
+    """The decoding state of a batch; implements `decoding.steps.Decoder`. Rows are hypotheses; the `beams` rows of a
     sentence are side by side."""
 
     graphs: EncoderDecoderGraphs | CausalGraphs
@@ -64,7 +64,7 @@ class OnnxCache:
         return self.graphs.step(ids.astype(np.int64), self)[:, -1]
 
     def join(self, other: OnnxCache) -> None:
-        """Append the rows of another cache of a decoder-only model; shorter ones are padded on the left."""
+        """Append the rows of another cache of a decoder-only model; shorter rows are padded on the left."""
         length = max(self._columns, other._columns)
         self.mask = np.concatenate([_padded(cache._mask, 1, length) for cache in (self, other)])
         pairs = {name: (x, other.past[name]) for name, x in self.past.items()}

@@ -148,7 +148,7 @@ def free_running(
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search of some sources. `candidates`: the ids allowed in each output. `of_shortlist`: for engines with one."""
+    """A search of some sources. `candidates`: the ids allowed in each output; of a shortlist if `of_shortlist`."""
 
     name: str
     sources: Sequence[Any]

@@ -277,7 +277,7 @@ def graph_logits(model: Graphs, case: Case, memory: Array | None = None) -> Arra
 
 
 def cached(model: Any, case: Case, memory: Array | None = None) -> Array:
-    """Run the passes of a case with a cache. memory: the encoder's output, if there is one."""
+    """Run the passes of a case with a cache. memory: the encoder's output, if any."""
     assert not isinstance(model, EncoderGraphs)
     if isinstance(model, EncoderDecoderGraphs):
         assert case.target_ids is not None

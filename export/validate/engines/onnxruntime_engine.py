@@ -123,7 +123,7 @@ class TurnSession:
     """
 
     _open: ClassVar[WeakKeyDictionary[TurnSession, Any]] = WeakKeyDictionary()
-    """The open sessions; the last is the one that ran last."""
+    """The open sessions; the last is that which ran last."""
 
     def __init__(self, make: Callable[[bool], Any], size: int, profiled: int = 0):
         """make: opens the session, profiling or not. size: bytes of its weights. profiled: how many runs to record."""

@@ -57,7 +57,7 @@ from .network import OUTPUT, SCALE, config_of, places, read_weights, written
 from .options import ACTIVATIONS, MarianFiles, find_files, holds_marian, parse_options, read_options, write_options
 
 ORIGIN = "marian.json"
-"""File in an imported checkpoint: its origin, and which of its files are the original ones."""
+"""File in an imported checkpoint: its origin, and which of its files are the original's."""
 FORMAT = 1
 
 
