@@ -157,8 +157,8 @@ def _cached(hub: Any, name: str, revision: str | None, error: Exception) -> Path
         folder = Path(hub.hf_hub_download(name, CONFIG, revision=revision, local_files_only=True)).parent
     except OSError:
         raise UserError(
-            f"{name}: no such folder, and not in the cache of the Hugging Face Hub, which can't be reached"
-            f" ({one_line(error)})"
+            f"{name}: no such folder, and not in the cache of the Hugging Face Hub, {cache}"
+            f"{f' (revision {revision})' if revision else ''}; the Hub can't be reached ({one_line(error)})"
         ) from error
     except ValueError as damage:  # the reference leads out of the cache
         raise _damaged(name, one_line(damage)) from damage

@@ -169,11 +169,19 @@ class PublishedAdapter:
         if not name or not isinstance(name, str):
             key = "model" if self.of_mlx_lm else "base_model_name_or_path"
             raise UserError(f"{self.path / PEFT_CONFIG}: {key} names no base; write its folder there")
-        beside = self.path / name
-        if Path(name).is_dir() or beside.is_dir():
-            return Path(name) if Path(name).is_dir() else beside
+        if (beside := self.path / name).is_dir() or Path(name).exists():
+            return Path(name) if Path(name).exists() else beside
         revision = self.config.get("revision")
-        return find_model(name, revision if isinstance(revision, str) else None).folder
+        found, why = Path(name), f"no such folder, here or in {self.path}"
+        try:
+            found = find_model(name, revision if isinstance(revision, str) else None).folder
+        except UserError as error:
+            why = str(error).removeprefix(f"{name}: ")
+        if not found.exists():
+            raise UserError(
+                f"{self.path / PEFT_CONFIG}: its base is {name}: {why}; merge BASE ADAPTER takes any folder"
+            )
+        return found
 
     def applied(self, base: Published, family: Family) -> tuple[Published, str]:
         """Return the base with the adapter's changes, and a note of what was changed.

@@ -138,6 +138,27 @@ def test_a_cache_that_leads_elsewhere_is_one_line(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_an_adapters_base_is_found_in_the_cache(tmp_path):
+    place = tmp_path / "hub" / "hub" / "models--org--base"
+    shutil.copytree(MARIAN.parent / "t5", place / "snapshots" / COMMIT)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    for name in ("base", "lost"):
+        shutil.copytree(MARIAN.parents[1] / "golden_peft" / "lora", tmp_path / name)
+        file = tmp_path / name / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": f"org/{name}"}))
+    cache = {"HF_HUB_CACHE": str(tmp_path / "hub" / "hub"), "HF_HUB_OFFLINE": "1"}
+    for environment in ({"HF_HUB_OFFLINE": "1"}, {"HF_HOME": str(tmp_path), **cache}):
+        (status, said, _), missing = ended(["import base out --force", "import lost x"], tmp_path, **environment)
+        assert status == 0
+        assert f"merged into {place / 'snapshots' / COMMIT}" in said
+        assert (missing[0], missing[2].count("\n")) == (2, 1)
+        assert (
+            f"its base is org/lost: no such folder, and not in the cache of the Hugging Face Hub, {place.parent}"
+            in missing[2]
+        )
+
+
 def test_a_folder_wins_over_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(MARIAN, tmp_path / "org" / "tiny")
