@@ -53,7 +53,8 @@ def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
     """List every token beside the vocabulary by id, including roles and languages.
 
     settings: tokenizer_config.json and special_tokens_map.json."""
-    entries = optional_object(path / JOINT).get("added_tokens") or []
+    file = optional_object(path / JOINT)
+    entries = [] if "lookup" in roles_of(file) else file.get("added_tokens") or []  # of ours, beside the maker's files
     if not isinstance(entries, list):
         raise UserError(f"{path / JOINT}: added_tokens is {entries!r:.40}, not a list")
     ids = (entry.get("id") if isinstance(entry, dict) else None for entry in entries)

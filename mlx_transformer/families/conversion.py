@@ -56,6 +56,7 @@ from mlx_transformer.system.gguf_files import parts_of
 from mlx_transformer.system.manifest import CARD
 from mlx_transformer.system.progress import Progress, no_progress
 from mlx_transformer.system.tensors import Stored, write_tensors
+from mlx_transformer.text.published_ids import roles_of
 from mlx_transformer.text.tokenizer import checked_tokenizer
 
 from .added import summary
@@ -71,7 +72,7 @@ from .engine import (
     stored_as,
     with_integers,
 )
-from .folder import GENERATION, read_folder, read_languages, read_tokenizer, write_folder
+from .folder import GENERATION, ONE_VOCABULARY, read_folder, read_languages, read_tokenizer, write_folder
 from .gemma import GEMMA3
 from .generation import read_chat, settings_of, with_first_end
 from .gguf import as_in_gguf, read_gguf_model
@@ -358,10 +359,9 @@ def to_huggingface(
     output = claim(out, HUGGING_FACE, force, resolve(checkpoint))
     opened = open_checkpoint(checkpoint)
     tokenizer = checked_tokenizer(opened)
-    if tokenizer is not None and side_texts(tokenizer) is not None:
-        raise UserError(
-            f"{opened.folder}: has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
-        )
+    sides = None if tokenizer is None else side_texts(tokenizer)
+    if sides is not None and not roles_of(json.loads(sides["source"])):
+        raise UserError(f"{opened.folder}: {ONE_VOCABULARY}")
     chosen = family_of(opened.config) if family is None else FAMILIES[family]
     tensors: dict[str, Any] = dict(opened.unread())
     if mlx_lm:

@@ -20,7 +20,7 @@ from mlx_transformer.core.int8_scales import INT8_SCALES
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.quantization import KEY, SAME_KEY, stored_tensors, to_config
 from mlx_transformer.core.text_embedding import TextEmbedding
-from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE
+from mlx_transformer.core.tokenizer_files import CHAT_TEMPLATE, side_texts
 from mlx_transformer.core.tokenizer_files import JOINT as TOKENIZER
 from mlx_transformer.core.tokenizer_files import NAMES as TOKENIZERS
 from mlx_transformer.decoding.steps import banned_ids
@@ -48,10 +48,11 @@ from .generation import ADDITIONAL, OF_PROCESSORS, published_settings
 from .languages import codes_of, listed_tokens
 from .mlx_lm import keys_of_mlx_lm
 from .sentence_folder import HEADS, LIMITS, PROMPTS, dense_weights, head_weights, sentence_files
-from .text import check_tokenizer, read_text_files
+from .text import check_tokenizer, makers_files, read_text_files
 from .weights import FORMS, open_weights
 
 GENERATION = "generation_config.json"
+ONE_VOCABULARY = "has a vocabulary for each language; a folder for transformers holds one tokenizer.json"
 GRAPH_FILE = re.compile(r"onnx/[\w.-]+\.(onnx|onnx_data|json)")
 BESIDE_GRAPHS = re.compile(r"(?!.*\.index\.)[\w.-]+\.json|shortlist\.bin")
 """Files of a folder that export wrote, e.g. genai_config.json: its manifest lists them all."""
@@ -179,11 +180,17 @@ def tokenizer_config(
     contents = {entry["id"]: entry["content"] for entry in specification.get("added_tokens", [])}
     known, role_ids = {content: id for id, content in contents.items()}, roles_of(specification)
     roles = {"bos_token": config.bos_id, "eos_token": config.eos_id, "pad_token": config.pad_id}
+    ends = {"cls_token": config.bos_id, "sep_token": config.eos_id}
     if config.architecture == "encoder":
-        roles |= {"cls_token": config.bos_id, "sep_token": config.eos_id}
+        roles = {"pad_token": config.pad_id, **ends} if contents.get(config.bos_id) == "[CLS]" else roles | ends
+    elif config.has_encoder and role_ids:  # published, whose decoder may start with another token
+        start = known.get("<s>", config.pad_id)
+        roles["bos_token"] = start
+        roles |= {"cls_token": start, "sep_token": config.eos_id}
+        roles = roles if start != config.pad_id else {role: roles[role] for role in ("eos_token", "pad_token")}
     roles |= {
         "unk_token": role_ids.get("unk", known.get("<unk>")),
-        "mask_token": role_ids.get("mask", known.get("<mask>")),
+        "mask_token": role_ids.get("mask", known.get("<mask>", known.get("<mask_2>"))),
     }
     special: dict[str, Any] = {role: contents[id] for role, id in roles.items() if id in contents}
     special = {**settings[SPECIAL_TOKENS]} if SPECIAL_TOKENS in settings else special
@@ -243,10 +250,7 @@ def write_folder(
         texts[GENERATION] = generation_config(model_config, settings)
     with replace_folder(output) as temporary:
         if tokenizer:
-            if roles_of(values := json.loads(tokenizer)):  # a maker's stays as it is
-                tokenizer = json.dumps(with_specials(values, published=True), ensure_ascii=False, indent=1) + "\n"
-            (temporary / TOKENIZER).write_bytes(tokenizer.encode())
-            texts["tokenizer_config.json"] = tokenizer_config(model_config, tokenizer, embedding, settings)
+            texts |= _tokenizer_files(temporary, model_config, config["model_type"], tokenizer, settings, embedding)
         if embedding is not None:
             texts |= sentence_files(embedding, model_config.d_model, model_config.max_positions)
             for name, arrays in dense_weights(embedding):
@@ -265,6 +269,39 @@ def write_folder(
         write_tensors(temporary / WEIGHTS, tensors, metadata={"format": "mlx" if mlx_lm else "pt"})
         write_card(temporary, model_config, _form(temporary, model_config), card, output.path)
     return output.path
+
+
+def _tokenizer_files(
+    folder: Path,
+    config: TransformerConfig,
+    model_type: str,
+    tokenizer: str,
+    settings: Mapping[str, Any],
+    embedding: TextEmbedding | None,
+) -> dict[str, Any]:
+    """Write a tokenizer's files; return {name: contents} of those that are still to be written.
+
+    The maker's own files are among them if they are read back as this tokenizer. Raises `UserError` for two
+    vocabularies that only this project has."""
+    sides = side_texts(tokenizer)
+    source = json.loads(tokenizer if sides is None else sides["source"])
+    if roles_of(source):  # a maker's stays as it is
+        source = with_specials(source, published=True)
+    text = json.dumps(source, ensure_ascii=False, indent=1) + "\n" if roles_of(source) else tokenizer
+    plain = tokenizer_config(config, text, embedding, settings)
+    own = makers_files(tokenizer, model_type, plain, settings)
+    if sides is None:
+        (folder / TOKENIZER).write_bytes(text.encode())
+    if len(own) > 1:
+        for name, data in {**own, CONFIG: json.dumps({"model_type": model_type}).encode()}.items():
+            (folder / name).write_bytes(data)
+        if read_text_files(folder, config, model_type)[0] != tokenizer:
+            for name in own:
+                (folder / name).unlink()
+            own = {}
+    if sides is not None and not own:
+        raise UserError(f"the model {ONE_VOCABULARY}")
+    return {"tokenizer_config.json": json.loads(own["tokenizer_config.json"]) if own else plain}
 
 
 def needed(files: Iterable[str]) -> list[str]:

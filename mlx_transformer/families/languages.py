@@ -87,7 +87,7 @@ def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
     return {match[match.lastindex or 0]: id for match, id in matches.items() if match is not None}
 
 
-def added_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:
+def language_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:
     """Return {token: id} of languages and <mask>.
 
     Ids stand in tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json; of a bare list, or where there is

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlx_transformer.core.checkpoint import CONFIG
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.tokenizer_files import JOINT, join_texts
+from mlx_transformer.core.tokenizer_files import JOINT, join_texts, side_texts
 from mlx_transformer.generation.settings import (
     SOURCE_LANGUAGE,
     SOURCE_LAST,
@@ -23,17 +23,28 @@ from mlx_transformer.generation.settings import (
 )
 from mlx_transformer.system.errors import UserError, first_of
 from mlx_transformer.system.files import optional_object, read_object, read_text
-from mlx_transformer.text.added_tokens import AddedToken
-from mlx_transformer.text.published_ids import laid_out, roles_of
-from mlx_transformer.text.sentencepiece import NORMAL, UNKNOWN, SentencePiece, read_sentencepiece
-from mlx_transformer.text.sentencepiece_tokenizer import tokenizer_json
+from mlx_transformer.text.added_tokens import WHOLE, AddedToken, added_tokens, filler
+from mlx_transformer.text.published_ids import laid_out, roles_of, target_of
+from mlx_transformer.text.sentencepiece import NORMAL, UNKNOWN, SentencePiece, read_sentencepiece, sentencepiece_bytes
+from mlx_transformer.text.sentencepiece_tokenizer import sentencepiece_of, tokenizer_json
 from mlx_transformer.text.tokenizer import Tokenizer
 
-from .added import ADDED, checked_settings, listed, makers_tokens, role_names, with_tokens
+from .added import ADDED, ROLE_KEYS, checked_settings, listed, makers_tokens, role_names, with_specials, with_tokens
 from .encoder_text import WORDS, adopted, of_pair_ends, wordpiece
 from .gguf_text import of_sentencepiece
 from .json_pieces import byte_level_json, is_pieces, pieces_json
-from .languages import LANGUAGE, M2M100, MBART_25, MBART_50, OF_LANGUAGES, added_tokens, codes_of, content_of, own_code
+from .languages import (
+    LANGUAGE,
+    M2M100,
+    MBART_25,
+    MBART_50,
+    OF_LANGUAGES,
+    codes_of,
+    content_of,
+    language_tokens,
+    listed_tokens,
+    own_code,
+)
 
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
@@ -240,7 +251,7 @@ def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
     """Return {token: id} of the tokens after the pieces."""
-    tokens = added_tokens(settings, optional_object(path / ADDED), first, usual)
+    tokens = language_tokens(settings, optional_object(path / ADDED), first, usual)
     wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not tokens:
         reason = f"{wrong[0]} has no id behind its {first} pieces" if wrong else "names no tokens of languages"
@@ -295,6 +306,67 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
     if wrong:
         raise UserError(f"{where}: {'; '.join(wrong)}")
     tokenizer.check_fits(config, where)
+
+
+def makers_files(
+    tokenizer: str, model_type: str, plain: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Return the files by which transformers cuts and decodes text as the maker's class does: tokenizer_config.json,
+    and of a class in pure Python the vocabulary's own files. {} for a model whose text needs no such class.
+
+    plain: tokenizer_config.json for any class. settings: how the model generates."""
+    sides = side_texts(tokenizer) or {"source": tokenizer}
+    source, *others = map(json.loads, sides.values())
+    roles, listed_ids = roles_of(source), listed_tokens(source)
+    names = {id: token for token, id in listed_ids.items()}
+    languages = codes_of(listed_ids, len(names) and max(names) + 1)
+    target = others[0] if others else target_of(source)
+    values = dict(plain)
+    if model_type not in (*OF_LANGUAGES, "marian") or not roles or (target is None) == (model_type == "marian"):
+        return {}
+    if not roles.get("strips"):
+        last = settings.get(SOURCE_LAST) is True
+        mbart = "MBartTokenizer" if last else "MBart50Tokenizer"
+        values["tokenizer_class"] = mbart if model_type == "mbart" else "NllbTokenizer"
+        values |= {"legacy_behaviour": True} if last and model_type != "mbart" else {}
+        spoken = [names[id] for id in sorted(languages.values())]
+        values["additional_special_tokens"] = [*spoken, *values.get("additional_special_tokens", ())]
+        return {SETTINGS: _json(values)} if languages and model_type != "marian" else {}
+    every = added_tokens(with_specials(source, published=True))
+    whole, known = {*roles.get(WHOLE, ())}, {plain.get(key) for key in ROLE_KEYS}
+    kept = [token.entry(token.special) for token in every if token.id in whole or token.content in known]
+    mine = {entry.pop("id"): entry for entry in kept}
+    values |= {"added_tokens_decoder": mine, "split_special_tokens": plain["split_special_tokens"] and not whole}
+    values |= {} if roles.get("apart") else {"backend": "custom"}
+    values.pop("cls_token", None)
+    if model_type == "marian":
+        values |= {"tokenizer_class": "MarianTokenizer", "separate_vocabs": bool(others)}
+        models, first = {SOURCE: source, TARGET: target}, len(names) + len(source["model"]["vocab"])
+        vocabularies = {VOCABULARY: source, **dict(zip((TARGET_VOCABULARY,), others, strict=False))}
+    else:
+        values["tokenizer_class"], codes = "M2M100Tokenizer", M2M100.split()
+        first = min((id - codes.index(code) for code, id in languages.items() if code in codes), default=0)
+        models, vocabularies = {FAIRSEQ: source}, {VOCABULARY: source}
+    files = {SETTINGS: _json(values)}
+    for file, side in models.items():
+        if side is None or (model := sentencepiece_of(side, reordered=True)) is None:
+            return {}
+        files[file] = sentencepiece_bytes(model)
+    return files | {file: _json(_pieces(side, first)) for file, side in vocabularies.items()}
+
+
+def _pieces(specification: Mapping[str, Any], first: int) -> dict[str, int]:
+    """Return {token: id} of a vocabulary before its id `first`, as in vocab.json: without tokens behind it, and
+    without fillers."""
+    own = specification["model"]["vocab"]
+    texts = list(own) if isinstance(own, dict) else [text for text, _ in own]
+    named = {*listed_tokens(specification).values()}
+    known = {text if id in named else text.removeprefix(" "): id for id, text in enumerate(texts[:first])}
+    return {text: id for text, id in known.items() if text != filler(id).content}
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:

@@ -42,11 +42,14 @@ from .added_tokens import (
     silencing,
 )
 from .pairs import Located
-from .published_ids import PREFIX, ROLES, TARGET_ONLY, Cut, PublishedIds, roles_of
+from .published_ids import PREFIX, ROLES, TARGET_ONLY, UNK, Cut, PublishedIds, roles_of
 from .sentencepiece import (
     BPE,
+    BYTE,
+    BYTES,
     CONTROL,
     NORMAL,
+    UNIGRAM,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
@@ -188,29 +191,43 @@ def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[Ad
     return [by_id.get(id) or filler(id) for id in sorted({*by_id, *behind})]
 
 
-def sentencepiece_of(specification: dict[str, Any]) -> SentencePiece | None:
-    """Return the Unigram model of a parsed `tokenizer_json`, without the control pieces behind the others; None if it
-    has no such model, or if its pieces were reordered."""
-    reordered = is_sentencepiece(specification) and roles_of(specification)
-    if reordered or not is_sentencepiece(specification) or specification["model"]["type"] != "Unigram":
+def sentencepiece_of(specification: Mapping[str, Any], reordered: bool = False) -> SentencePiece | None:
+    """Return the model of a parsed `tokenizer_json`, without the control pieces behind the others; None if it has none.
+
+    reordered: the inverse of `published_ids.laid_out`, pieces without an id included; else None for such a vocabulary,
+    and for BPE."""
+    kinds = ("Unigram", "BPE") if reordered else ("Unigram",)
+    if not is_sentencepiece(specification) or specification["model"]["type"] not in kinds:
         return None
+    model, roles, added = specification["model"], roles_of(specification), _added(specification)
+    if bool(roles) != reordered:
+        return None
+    if isinstance(model["vocab"], dict):  # of BPE, whose scores are the order of its merges
+        ranks = {"".join(pair): -float(i) for i, pair in reversed([*enumerate(model["merges"])])}
+        vocabulary, unknown = [[text, ranks.get(text, 0.0)] for text in model["vocab"]], model["vocab"][UNK]
+    else:
+        vocabulary, unknown = model["vocab"], model["unk_id"]
+    cut, fallback = roles.get(CUT, ()), bool(model.get("byte_fallback"))
+    control = {each["content"] for each in added if each["id"] not in cut}
+    types = dict.fromkeys(BYTES if fallback else (), BYTE) | dict.fromkeys(control, CONTROL)
+    types[vocabulary[unknown][0]] = UNKNOWN
+    pieces = [Piece(text, score, types.get(text, NORMAL)) for text, score in vocabulary]
+    if reordered:
+        own = [piece for piece in pieces if piece.type in (NORMAL, BYTE) and not piece.text.startswith(" ")]
+        ends = [Piece(UNK, 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece(END, 0.0, CONTROL)]
+        pieces = [*ends, *own, *(Piece(*pair) for pair in roles.get("missing", []))]
     tables = [each for each in _normalizers(specification) if each["type"] == "Precompiled"]
-    control = {each["content"] for each in _added(specification) if each["special"]}
-    vocabulary, unknown = specification["model"]["vocab"], specification["model"]["unk_id"]
-    types = [
-        UNKNOWN if id == unknown else CONTROL if text in control else NORMAL for id, (text, _) in enumerate(vocabulary)
-    ]
-    last = max(id for id, type in enumerate(types) if type == NORMAL)
-    pieces = tuple(Piece(text, score, type) for (text, score), type in zip(vocabulary, types, strict=True))[: last + 1]
-    ids = {piece.text: id for id, piece in enumerate(pieces) if piece.type == CONTROL}
+    pieces = pieces[: 1 + max(id for id, piece in enumerate(pieces) if piece.type in (NORMAL, BYTE))]
+    ids = {piece.text: id for id, piece in enumerate(pieces) if piece.type in (CONTROL, UNKNOWN)}
     return SentencePiece(
-        pieces=pieces,
-        byte_fallback=bool(specification["model"].get("byte_fallback")),
+        pieces=tuple(pieces),
+        model_type=UNIGRAM if model["type"] == "Unigram" else BPE,
+        byte_fallback=fallback,
         charsmap=base64.b64decode(tables[0]["precompiled_charsmap"]) if tables else b"",
         normalizer="nmt_nfkc" if tables else "identity",
         dummy_prefix=mark_of(specification)["prepend_scheme"] != "never",
         remove_extra_whitespace=bool({*patterns_of(specification)} - {WHITE_SPACE, WHITE_ENDS}),
-        special=(unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
+        special=(0 if reordered else unknown, ids.get("<s>", -1), ids.get(END, -1), ids.get("<pad>", -1)),
     )
 
 
@@ -256,7 +273,7 @@ def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str
     }
 
 
-def is_sentencepiece(specification: dict[str, Any]) -> bool:
+def is_sentencepiece(specification: Mapping[str, Any]) -> bool:
     """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
     normalizer = specification.get("normalizer")
     kinds = ("Precompiled", "Replace", "Lowercase")
@@ -509,5 +526,5 @@ def _normalizers(specification: Mapping[str, Any]) -> list[dict[str, Any]]:
     return (specification.get("normalizer") or {"normalizers": []})["normalizers"]
 
 
-def _added(specification: dict[str, Any]) -> list[dict[str, Any]]:
+def _added(specification: Mapping[str, Any]) -> list[dict[str, Any]]:
     return specification.get("added_tokens") or []

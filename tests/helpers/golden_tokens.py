@@ -21,6 +21,7 @@ def golden(name: str, where: Path = GOLDEN) -> tuple[dict[str, Any], str, Transf
     folder = where / name
     facts, kind = (json.loads((folder / file).read_text(encoding="utf-8")) for file in ("texts.json", "config.json"))
     model_type, special = kind["model_type"], facts["special"]
+    facts |= {"name": name, "model_type": model_type}
     encoder = model_type in ENCODERS
     ends = (special["cls"], special["sep"]) if encoder else (special[STARTS[model_type]], special["eos"])
     more = dict(architecture="encoder", decoder_layers=0, head={"kind": "hidden"}) if encoder else {}

@@ -244,7 +244,7 @@ def make(name: str, folder: Path) -> None:
 def answer(name: str, folder: Path, texts: list[str]) -> None:
     """Write what the tokenizer in a folder makes of texts."""
     judge = AutoTokenizer.from_pretrained(folder)
-    source = getattr(judge, "src_lang", None) if name in LANGUAGES else None  # no attribute of a folder that we wrote
+    source = getattr(judge, "src_lang", None) if name in LANGUAGES else None
     language = source and judge.convert_tokens_to_ids(f"__{source}__" if name == "m2m100" else source)
     ids = [[id for id in judge(line).input_ids if id != language] for line in texts]
     flags = [
@@ -253,7 +253,8 @@ def answer(name: str, folder: Path, texts: list[str]) -> None:
     ]
     decoded = [judge.decode(row, skip_special_tokens=True) for row in ids]
     special = {role: getattr(judge, f"{role}_token_id") for role in ("pad", "bos", "eos", "cls", "sep")}
-    facts = {"size": len(judge), "special": special, "flags": flags, "texts": texts, "ids": ids, "decoded": decoded}
+    facts = {"size": len(judge), "special": special, "language": language, "flags": flags}
+    facts |= {"texts": texts, "ids": ids, "decoded": decoded}
     write_json(folder / "texts.json", facts)
 
 

@@ -12,8 +12,8 @@ import tokenizers
 from golden_tokens import FOLDERS, GOLDEN, golden
 
 from mlx_transformer.families.added import summary, with_specials
-from mlx_transformer.families.folder import read_languages, tokenizer_config
-from mlx_transformer.families.text import displaced_languages
+from mlx_transformer.families.folder import read_languages, read_tokenizer, tokenizer_config
+from mlx_transformer.families.text import displaced_languages, makers_files
 from mlx_transformer.text.tokenizer import Tokenizer
 
 
@@ -49,6 +49,29 @@ def test_flags_come_back(made):
     settings = tokenizer_config(config, json.dumps(published))
     assert "[E1]" in settings["additional_special_tokens"]
     assert settings["split_special_tokens"] is False
+    ids = {entry["content"]: entry["id"] for entry in published["added_tokens"]}
+    roles = {role: ids.get(settings.get(f"{role}_token")) for role in facts["special"]}
+    if "m2m100" in facts["name"]:
+        roles["cls"] = None  # its class has none, and `makers_files` leaves it out
+    assert roles == facts["special"]
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if "marian" in name or "m2m100" in name])
+def test_what_is_written_for_a_class_in_python_are_its_own_files(name, tmp_path):
+    """Their class decodes otherwise than a tokenizer.json can."""
+    facts, text, config = golden(name)
+    plain = tokenizer_config(config, text, settings={"source_language": "en", "target_language": "de"})
+    files = makers_files(text, facts["model_type"], plain, {})
+    (tmp_path / "config.json").write_bytes((GOLDEN / name / "config.json").read_bytes())
+    for file, data in files.items():
+        (tmp_path / file).write_bytes(data)
+    assert read_tokenizer(tmp_path, config, facts["model_type"]) == (text, [])
+    for file in ("vocab.json", "tokenizer_config.json"):
+        theirs, written = (json.loads((folder / file).read_text("utf-8")) for folder in (GOLDEN / name, tmp_path))
+        kept = (
+            written if file == "vocab.json" else ("tokenizer_class", "added_tokens_decoder", "eos_token", "pad_token")
+        )
+        assert {key: written[key] for key in kept} == {key: theirs[key] for key in kept}
 
 
 def test_a_package_is_cut_alike_by_the_library(made):

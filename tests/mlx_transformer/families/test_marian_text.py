@@ -170,6 +170,10 @@ def test_marian_with_a_vocabulary_for_each_language(sides, tmp_path):
     assert tokenizer.source.encode_batch(texts) == [marian_ids(sides[0], first, line) for line in texts]
     judge = judge_of(sides[1])
     assert tokenizer.encode_batch(texts) == [looked_up(judge.encode(line, out_type=str), second) for line in texts]
+    to_huggingface(tmp_path / "ours", tmp_path / "again")
+    assert not (tmp_path / "again" / "tokenizer.json").exists()
+    import_huggingface(tmp_path / "again", tmp_path / "back")
+    assert Tokenizer.load(tmp_path / "back").fingerprint == tokenizer.fingerprint
 
 
 def without_unknown(vocabulary: dict) -> dict:
