@@ -60,7 +60,7 @@ from .checks.free_running import (
     token_text,
 )
 from .checks.gradients import Gradient, check_gradients
-from .checks.int8 import on_its_integers
+from .checks.int8 import fixed_reference, on_its_integers
 from .checks.judging import CHOOSING, Agreement, Sample, SecondLook, judged_points, largest_error
 from .checks.structure import structures
 from .checks.weights import check_weights, data_files, reference_weights
@@ -68,6 +68,7 @@ from .engines import default_runtimes, full_name, open_engine
 from .engines.onnx_engine import OnnxEngine
 from .engines.opaque_engines import ForeignEngine, is_foreign, parse_names
 from .engines.protocol import Engine, Unavailable, in_turn, is_large
+from .engines.stored import OnnxFiles
 from .findings import AMONG, ON_INTEGERS, PLAIN, TAPPED, PackageFiles, Point, Runtime, Tokens
 from .locate import Culprit, isolate
 from .reference import Parameters, Reference
@@ -351,11 +352,16 @@ def _compared(
     weights = [check for engine in in_turn(inspected) for check in check_weights(engine, stored)]
     files = tuple(data_files(inspected))
     weights_of = {engine.name: reference_weights(engine, stored) for engine in engines}
+    # Engines of one network share its truths; fixed int8 scales make a network of their own.
+    networks: dict[tuple[int, str], list[Engine]] = {}
+    for engine in engines:
+        fixed = isinstance(engine, OnnxFiles) and engine.int8_scales.is_fixed
+        networks.setdefault((id(weights_of[engine.name]), engine.name if fixed else ""), []).append(engine)
     points: list[Point] = []
     tokens: list[Tokens] = []
     judged = 0
-    for number, known in enumerate({id(values): values for values in weights_of.values()}.values()):
-        members = [engine for engine in engines if weights_of[engine.name] is known]
+    for number, members in enumerate(networks.values()):
+        known = weights_of[members[0].name]
         network = known if known is stored else _computed_once(known, folder / f"network{number}")
         weights_of |= dict.fromkeys((engine.name for engine in members), network)
         begun, part = judged / len(engines), len(members) / len(engines)
@@ -413,13 +419,14 @@ def _against(
     """
     inner = extras.layer is not None
     truth64, truth32 = (Reference(c, weights, kind, inner_points=inner) for kind in (np.float64, np.float32))
+    fixed = fixed_reference(engines[0], weights, inner)
     found: list[tuple[int, Sample]] = []
     agreement = Agreement()
     with TemporaryDirectory() as folder:
         truths: list[KeptTruths] = []
         for done, case in enumerate(cases):
             watch(TEACHER_FORCED / 2 * done / len(cases), f"reference, input {case.name} ({case.size})")
-            truths.append(KeptTruths(_truths(truth64, truth32, case, extras), Path(folder) / f"{done}.npz"))
+            truths.append(KeptTruths(_truths(truth64, truth32, fixed, case, extras), Path(folder) / f"{done}.npz"))
         scales = [each.of["logits"].scale for each in truths]
         # First all inputs with taps, then all without: a large session is opened once for each.
         work = [(engine, way, i) for engine in engines for way in (_tapped, _plain) for i in range(len(cases))]
@@ -446,7 +453,7 @@ def _against(
     tokens = list(agreement.judged(limits))
     if generation is not None:
         watch(TEACHER_FORCED, "free decoding")
-        tokens += free_running(truth64, inspected, cases, limits, words, *generation)
+        tokens += free_running(fixed or truth64, inspected, cases, limits, words, *generation)
     return points, tokens
 
 
@@ -507,13 +514,20 @@ def _extras_of(checkpoint: Checkpoint, engines: Sequence[Engine]) -> Extras:
     return Extras(next((layer for layer in layers if layer is not None), None), embedding)
 
 
-def _truths(truth64: Reference, truth32: Reference, case: Case, extras: Extras) -> dict[str, Truth]:
-    """Compute every tap of an input with both references, from embedding to logits. extras: see `reference_outputs`."""
+def _truths(
+    truth64: Reference, truth32: Reference, fixed: Reference | None, case: Case, extras: Extras
+) -> dict[str, Truth]:
+    """Compute every tap of an input with both references, from embedding to logits. extras: see `reference_outputs`.
+
+    fixed: the network with fixed int8 scales, whose values are the truth in place of float64's.
+    """
     single = reference_outputs(truth32, case, extras)
-    return {
+    truths = {
         name: Truth.of(t64, single[name], case.counted(name, t64), exact=name.endswith(".embedding"))
         for name, t64 in reference_outputs(truth64, case, extras).items()
     }
+    values = {} if fixed is None else reference_outputs(fixed, case, extras)
+    return truths | {name: replace(truths[name], t64=value) for name, value in values.items()}
 
 
 Outputs = Iterator[tuple[str, str, Array | None, str]]

@@ -44,7 +44,6 @@ class Budget:
 _CPU = "worst of all measured runs on x86 CPUs, times about 1.3"
 _LOW = "worst of 60 random models in MLX on an x86 CPU, about doubled"
 _QUANTISED = "worst of 24 random models in ONNX Runtime on an x86 CPU, times about 1.4"
-_CLIPPED = "int8's, doubled for what fixed scales cut; between its integers float32's"
 _PACKED = "worst of 36 random models in ONNX Runtime on an x86 CPU, about doubled"
 _WEBGPU = "the CPU's: what WebGPU allows exp, division and roots stays within them"
 _DECLARED = "declared; not measured on this device"
@@ -57,7 +56,6 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("bfloat16", "cpu"): Budget(2.0, 5.0, 2.0**-8, _LOW),
     ("tf32", "cpu"): Budget(2.0, 5.0, 2.0**-11, _DECLARED),
     ("int8", "cpu"): Budget(4.0, 9.0, 2.0**-8, _QUANTISED),
-    ("int8-fixed", "cpu"): Budget(8.0, 18.0, 2.0**-8, _CLIPPED),
     ("int8-weights", "cpu"): Budget(4.0, 9.0, 2.0**-8, _QUANTISED),
     ("int4", "cpu"): Budget(3.0, 6.0, 2.0**-4, _LOW),
     ("packed", "cpu"): Budget(1.5, 2.0, 2.0**-8, _PACKED),

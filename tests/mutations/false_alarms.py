@@ -1,6 +1,7 @@
 """Random configs, weights and seeds that are equal by construction: `validate` must say so of every one.
 
-make false-alarms runs 200: every target and precision, each optimisation level of ONNX Runtime, one thread and two.
+make false-alarms runs 200: every target and precision, fixed int8 scales that cut much or little, each optimisation
+level of ONNX Runtime, one thread and two, all the rows of a small model or as few as of a large one.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from options import OPTIONS, fitted
@@ -18,6 +20,15 @@ from rich.console import Console
 from export.precision.table import ACTIVATIONS, IN_BLOCKS, PRECISIONS
 from export.validate import Report, compare
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.int8_scales import (
+    INT8_SCALES,
+    SIGNED,
+    SYMMETRIC,
+    Int8Scales,
+    ProductScales,
+    multiplied_names,
+)
+from mlx_transformer.core.parameters import quantizable_shapes
 from mlx_transformer.core.quantization import BITS, Scheme
 from mlx_transformer.system.errors import UserError
 
@@ -62,6 +73,16 @@ def random_options(config: TransformerConfig, rng: np.random.Generator) -> dict[
     return {"target": target, "precision": precision, **chosen}
 
 
+def fixed_scales(config: TransformerConfig, rng: np.random.Generator) -> Int8Scales:
+    """Any range for the inputs of each product: whatever it cuts is part of the network."""
+    ranges = {name: rng.uniform(0.5, 6.0) for name in sorted(multiplied_names(config))}
+    products = {
+        name: ProductScales(np.float32(SYMMETRIC / ranges[name]), int(rng.choice([SYMMETRIC, SIGNED])))
+        for name in ranges
+    }
+    return Int8Scales({name: products.get(name, ProductScales()) for name in quantizable_shapes(config)})
+
+
 def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report]]:
     """(config, what else was chosen, report)"""
     rng = np.random.default_rng(seed)
@@ -72,9 +93,20 @@ def runs(count: int, seed: int) -> Iterator[tuple[TransformerConfig, str, Report
         chosen = ["mlx", "reference", f"onnxruntime:cpu:{level}:{options.get('precision', 'float32')}"]
         with tempfile.TemporaryDirectory(prefix="false-alarms-") as folder:
             scheme = Scheme(GROUP, int(rng.choice(BITS))) if options.get("precision") == "packed" else None
-            models = write_model(config, Path(folder), int(rng.integers(1 << 31)), scheme, **options)
-            report = compare(*models, chosen, int(rng.integers(1 << 31)), threads=threads)
-            yield config, f"{', '.join(options.values())}, {level}, {threads} threads", report
+            fixed = options.get("precision") == "int8" and rng.integers(2)
+            texts = {INT8_SCALES: fixed_scales(config, rng).json()} if fixed else {}
+            models = write_model(config, Path(folder), int(rng.integers(1 << 31)), scheme, texts=texts, **options)
+            share = float(rng.choice([1.0, 0.4]))
+            with patch.object(sys.modules[compare.__module__], "share_of", lambda config, share=share: share):
+                report = compare(*models, chosen, int(rng.integers(1 << 31)), threads=threads)
+            told = [
+                *options.values(),
+                *["fixed scales"] * bool(fixed),
+                level,
+                f"{threads} threads",
+                f"{share:.0%} of the rows",
+            ]
+            yield config, ", ".join(told), report
 
 
 def main() -> int:

@@ -35,6 +35,8 @@ from export.precision.int8 import WHOLE, ZERO, quantiser, unit_of, zero_point
 from export.precision.rounding import from_int8_rows
 from export.validate.cases import Case, reference_taps
 from export.validate.engines.graph_points import PRODUCTS, ProductGraph
+from export.validate.engines.protocol import Engine
+from export.validate.engines.stored import OnnxFiles
 from export.validate.findings import ON_INTEGERS, Point
 from export.validate.reference import Parameters, Reference
 from export.validate.rule import BUDGETS, UNIT, Deviation, ErrorScale, Truth
@@ -160,10 +162,10 @@ INTEGERS = " (integers)"
 
 
 class IntegerReference(Reference):
-    """The reference with products that multiply given integers (B,L,D), by weight name.
+    """The reference with products that multiply given integers (B,L,D), by weight name, else its own rounded inputs.
 
     weights: lookup tables must have the package's values (`with_tables`). `seen`: the inputs of products before
-    rounding, by weight name.
+    rounding, by weight name. Without a fixed scale, an input isn't rounded.
     """
 
     def __init__(
@@ -173,21 +175,26 @@ class IntegerReference(Reference):
         scales: Int8Scales,
         integers: Mapping[str, Array],
         dtype: DTypeLike,
+        inner_points: bool = False,
     ) -> None:
         multiplied = multiplied_names(config)
         rounded = (name for name in scales.products if name in multiplied and not scales.of(name).float32)
         quantised = {name: quantiser(name, scales.of(name).weight)(np.asarray(weights[name])) for name in rounded}
         tables = {name: from_int8_rows(*parts) for name, parts in quantised.items()}
-        super().__init__(config, {**weights, **tables}, dtype)
+        super().__init__(config, {**weights, **tables}, dtype, inner_points)
         self.quantised, self.scales, self.integers = quantised, scales, integers
         self.seen: dict[str, Array] = {}
 
     def _product(self, x: Array, weight: str) -> Array:
-        if self.scales.of(weight).float32:
+        fixed = self.scales.of(weight)
+        if fixed.activation is None:
             return super()._product(x, weight)
-        self.seen[weight] = x
-        fixed, (w, scale) = self.scales.of(weight), self.quantised[weight]
-        sums = (self.integers[weight].astype(np.float64) - zero_point(fixed)) @ w.T.astype(np.float64)  # exact
+        self.seen[weight], (w, scale) = x, self.quantised[weight]
+        if weight in self.integers:
+            q = self.integers[weight].astype(np.float64) - zero_point(fixed)
+        else:
+            q = np.rint(_steps(x, fixed))
+        sums = q @ w.T.astype(np.float64)  # exact
         return sums.astype(self.dtype) * (unit_of(fixed) * scale).astype(self.dtype)
 
 
@@ -222,6 +229,14 @@ def on_its_integers(engine: Any, stored: Parameters, cases: Sequence[Case], sear
     by_name = {case.name: case for case in cases}
     drawn = cache(lambda name: _redrawn(engine, stored, by_name[name], searching))
     yield from judged_points(samples, lambda case, tap, _: drawn(case.name)[tap], BUDGET)
+
+
+def fixed_reference(engine: Engine, stored: Parameters, inner_points: bool = False) -> IntegerReference | None:
+    """The network that an engine's fixed scales define, which round and cut what comes to a product; None without."""
+    if not (isinstance(engine, OnnxFiles) and engine.int8_scales.is_fixed):
+        return None
+    tables = with_tables(engine, stored)
+    return IntegerReference(engine.config, tables, engine.int8_scales, {}, np.float64, inner_points)
 
 
 def with_tables(engine: Any, stored: Parameters) -> Parameters:
@@ -261,9 +276,14 @@ def _nearest(q: Array, x: Truth, fixed: ProductScales) -> Array:
     Usually the reference's own. A flip by up to 2 * UNIT relative error is allowed, as the division by 1/a rounds
     twice.
     """
+    integer, steps = q.astype(np.float64) - zero_point(fixed), _steps(x.t64, fixed)
+    beyond = np.where(np.rint(steps) == integer, 0.0, np.abs(steps - integer) - 0.5 - 2 * UNIT * np.abs(steps))
+    assert fixed.activation is not None
+    return x.t64 + np.maximum(beyond, 0.0) / np.float64(fixed.activation)
+
+
+def _steps(x: Array, fixed: ProductScales) -> Array:
+    """Activations in steps of their fixed scale, cut to its range, not rounded yet."""
     assert fixed.activation is not None
     least, most = {UNSIGNED: (0, UNSIGNED), SYMMETRIC: (-SYMMETRIC, SYMMETRIC)}.get(fixed.steps, (-ZERO, ZERO - 1))
-    a, integer = np.float64(fixed.activation), q.astype(np.float64) - zero_point(fixed)
-    steps = np.clip(x.t64 * a, least, most)
-    beyond = np.where(np.rint(steps) == integer, 0.0, np.abs(steps - integer) - 0.5 - 2 * UNIT * np.abs(steps))
-    return x.t64 + np.maximum(beyond, 0.0) / a
+    return np.clip(x * np.float64(fixed.activation), least, most)

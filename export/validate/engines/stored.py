@@ -22,7 +22,6 @@ from export.precision.packed import GAIN, REST, TOLERANCE, A, B, branch, delta_o
 from export.precision.rounding import BLOCK, block_rows, from_block_rows, from_int8_rows, int8_matrix, int8_rows
 from export.precision.row_length import without_zeros
 from export.targets.session import Session
-from export.validate.rule import Budget, budget_for
 from mlx_transformer.core.checkpoint import Checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.int8_scales import Int8Scales
@@ -229,11 +228,6 @@ class OnnxFiles(Engine):
 
     def open(self, path: Path, model: onnx.ModelProto | None = None) -> Session:
         raise NotImplementedError
-
-    @property
-    def budget(self) -> Budget:
-        fixed = self.int8_scales.is_fixed
-        return budget_for("int8-fixed" if fixed else self.precision, self.device, self.activations)
 
     @property
     def float32_layers(self) -> list[str]:

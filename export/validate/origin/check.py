@@ -18,7 +18,7 @@ import numpy as np
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from export.validate.cases import Case, reference_logits, reference_taps
 from export.validate.checks.free_running import Judged, attempt, judge_beam, judge_greedy, sources_of, tokens_of
-from export.validate.checks.int8 import IntegerReference, on_its_integers, with_tables
+from export.validate.checks.int8 import IntegerReference, fixed_reference, on_its_integers, with_tables
 from export.validate.checks.judging import Sample, SecondLook, judged_points, largest_error
 from export.validate.engines.onnx_engine import OnnxEngine
 from export.validate.engines.onnxruntime_engine import EXACT, integer_kernel
@@ -80,8 +80,8 @@ def compare_with_origin(
     if any(case.vectors is not None for case in cases):
         raise UserError(f"--against {origin.name}: the package reads vectors, the original ids")
     usable = [fitted for case in cases if (fitted := origin.fitted(case)) is not None]
-    points, scales = _points(origin, stored, [own, *engines], usable)
-    limits = {engine.name: largest_error(engine, scales) for engine in (own, *engines)}
+    points, scales, moved = _points(origin, stored, [own, *engines], usable)
+    limits = {engine.name: largest_error(engine, scales) + moved.get(engine.name, 0.0) for engine in (own, *engines)}
     tokens = tuple(_tokens(origin, checkpoint, stored, [own, *engines], cases, limits))
     used = f"{len(usable)} of {len(cases)} inputs have the same positions there"
     lines = [f"against {origin.described()}", used, *_kernels(origin, engines, cases)]
@@ -90,13 +90,16 @@ def compare_with_origin(
 
 def _points(
     origin: Origin, stored: Parameters, engines: Sequence[Engine], cases: Sequence[Case]
-) -> tuple[list[Point], list[ErrorScale]]:
-    """Judge all engines' outputs. Returns (points, float32's own error at each output of each input)."""
+) -> tuple[list[Point], list[ErrorScale], dict[str, float]]:
+    """Judge all engines' outputs. Returns (points, float32's own error at each output of each input, the most that an
+    engine's fixed int8 scales move an output, which is no error of the engine)."""
     c = origin.config
     network64, network32 = (Reference(c, stored, kind) for kind in (np.float64, np.float32))
-    samples, scales = [], []
+    fixed = {engine.name: network for engine in engines if (network := fixed_reference(engine, stored)) is not None}
+    samples, scales, most = [], [], dict[str, float]()
     for case in cases:
         taps = [reference_taps(network, case) for network in (network64, network32)]
+        moved = {name: reference_taps(network, case) for name, network in fixed.items()}
         for tap, original in origin.outputs(case).items():
             known = original.shape[-1]
             t64, t32 = (each[tap][..., :known] for each in taps)
@@ -107,10 +110,12 @@ def _points(
                 if engine.capabilities.shows == "tokens":
                     continue
                 got, why = attempt(lambda engine=engine, tap=tap, case=case: _output(engine, case, tap))
-                truth = Truth(original, valid, scale)
+                shift = moved[engine.name][tap][..., :known] - t64 if engine.name in moved else 0.0
+                most[engine.name] = max(most.get(engine.name, 0.0), float(np.abs(shift).max(initial=0.0)))
+                truth = Truth(original + shift, valid, scale)
                 deviation = Deviation.of(None if got is None else got[..., :known], truth, why)
                 samples.append(Sample(engine, f"against {origin.name}", tap, case, deviation, scale))
-    return judged_points(samples, SecondLook(c, stored)), scales
+    return judged_points(samples, SecondLook(c, stored)), scales, most
 
 
 def _output(engine: Engine, case: Case, tap: str) -> Array | None:

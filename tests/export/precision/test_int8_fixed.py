@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 import tempfile
 from functools import cache, partial
 from pathlib import Path
@@ -103,6 +104,15 @@ def with_entries(**changes):
     return change
 
 
+def cut_to_a_quarter(scales):
+    """What is read by a product keeps a quarter of its range."""
+    products = {
+        name: entry if entry.activation is None else dataclasses.replace(entry, activation=4 * entry.activation)
+        for name, entry in scales.products.items()
+    }
+    return dataclasses.replace(scales, products=products)
+
+
 def rows(count, longest=19, seed=1):
     rng = np.random.default_rng(seed)
     return [[*rng.integers(3, 50, n).tolist(), 2] for n in rng.integers(0, longest + 1, count)]
@@ -131,6 +141,19 @@ def test_every_target_is_what_the_scales_say(name, target, tmp_path):
     judged = {point.tap for point in report.points if point.path == ON_INTEGERS}
     assert judged >= {f"{each} (integers)" for each in multiplied_names(MODELS[name])}
     assert read_int8_scales(folder, MODELS[name]) == read_int8_scales(checkpoint, MODELS[name])
+
+
+@pytest.mark.parametrize(("name", "target"), [("encoder", "web"), ("odd widths", "cpu")])
+def test_what_scales_cut_is_no_error_of_the_runtime(name, target, tmp_path, monkeypatch):
+    """A quarter of the range seen, on as few rows as a large model's: errors against float32 beyond int8's budget."""
+    checkpoint = saved(MODELS[name], tmp_path, cut_to_a_quarter, overflow=EXACT_HERE or target != "web")
+    folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8", target=target)
+    monkeypatch.setattr(sys.modules[compare.__module__], "share_of", lambda config: 0.4)
+    report = compare(checkpoint, folder, ["onnxruntime"], seed=2, longest=9, threads=1)
+    assert report.equal, report.failures()
+    monkeypatch.setattr(sys.modules[compare.__module__], "fixed_reference", lambda *_: None)
+    alone = compare(checkpoint, folder, ["onnxruntime"], seed=2, longest=9, threads=1, searches=False)
+    assert "over budget" in alone.failures()[0]
 
 
 @pytest.mark.slow  # each target by itself is in make test
