@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ from rich.table import Table
 from mlx_transformer.core.adapter import ADAPTER, read_adapter
 from mlx_transformer.core.checkpoint import open_checkpoint
 from mlx_transformer.core.config import TransformerConfig
-from mlx_transformer.core.folders import ONNX_CONFIG, Place
+from mlx_transformer.core.folders import ONNX_CONFIG, WEIGHTS, Place
 from mlx_transformer.core.parameters import parameter_count, quantizable_shapes
 from mlx_transformer.core.quantization import described
+from mlx_transformer.core.text_embedding import TextEmbedding, read_embedding
 from mlx_transformer.core.tokenizer_files import tokenizer_path
 from mlx_transformer.families.conversion import ORIGIN, read_published
 from mlx_transformer.generation.settings import CHAT_TEMPLATES, Settings, read_settings
@@ -25,6 +29,7 @@ from mlx_transformer.system.errors import FEW, UserError
 from mlx_transformer.system.files import JsonObject, read_json, read_object
 from mlx_transformer.system.gguf_files import parts_of
 from mlx_transformer.system.manifest import MANIFEST, verify_file, verify_files
+from mlx_transformer.system.tensors import stored_tensors
 from mlx_transformer.text.chat import ChatTemplates
 from mlx_transformer.text.tokenizer import Tokenizer, checked_tokenizer
 
@@ -42,8 +47,31 @@ def problems_of(error: BaseException | None) -> RenderableType | None:
     return None
 
 
-def describe(path: Path, graph_facts: Facts) -> RenderableType:
-    """Return tables about a checkpoint, a run, an adapter, a published model, an ONNX folder or an ONNX file with the
+@dataclass(frozen=True)
+class Description:
+    """What `info` says of a model: rich prints it as tables. `files`: {name: bytes}. `graphs`: of `describe_graphs`."""
+
+    facts: dict[str, str]
+    config: TransformerConfig | None
+    files: dict[str, int]
+    graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __rich__(self) -> Group:
+        files = {name: f"{size:,} bytes" for name, size in self.files.items()}
+        parts = [_table(self.facts), *([] if self.config is None else [_config(self.config)]), _table(files, "files")]
+        return Group(*parts, *_graphs(self.graphs))
+
+    def json(self) -> str:
+        """All of it as a JSON object; names in `facts` are those of the table, with underscores."""
+        c = self.config
+        network = {} if c is None else {"parameters": parameter_count(c), "config": c.to_dict()}
+        graphs = {"graphs": self.graphs} if self.graphs else {}
+        facts = {name.replace(" ", "_"): value for name, value in self.facts.items()}
+        return json.dumps({**facts, **network, "files": self.files, **graphs}, indent=2)
+
+
+def describe(path: Path, graph_facts: Facts) -> Description:
+    """Describe a checkpoint, a run, an adapter, a published model, an ONNX folder or an ONNX file with the
     search.
 
     graph_facts: `export.package.plan.describe_graphs`, or a function like it. Raises `UserError` for anything else, and
@@ -53,13 +81,13 @@ def describe(path: Path, graph_facts: Facts) -> RenderableType:
     if path.is_file() and not place.is_importable:
         return _file(path, graph_facts)
     if place.what == "an adapter":
-        return Group(_table({"kind": "adapter", "folder": str(path), **_adapter(path)}), _files(path))
+        return Description({"kind": "adapter", "folder": str(path), **_adapter(path)}, None, _files(path))
     if place.check_model().onnx:
         return _onnx(path, graph_facts)
     return _published(path) if place.is_importable else _checkpoint(path)
 
 
-def _file(path: Path, graph_facts: Facts) -> RenderableType:
+def _file(path: Path, graph_facts: Facts) -> Description:
     from export.search.metadata import ACTIVATIONS, CONFIG, PRECISION, TOKENIZER, VECTOR, int8_scales_of
 
     if path.suffix != ".onnx":
@@ -71,9 +99,9 @@ def _file(path: Path, graph_facts: Facts) -> RenderableType:
     (graph,) = graphs.values()
     metadata, data = graph["metadata"], path.with_name(f"{path.name}_data")
     facts = {"kind": "ONNX model, not of this project", "file": str(path)}
-    sizes = {file.name: f"{file.stat().st_size:,} bytes" for file in (path, data) if file.is_file()}
+    sizes = {file.name: file.stat().st_size for file in (path, data) if file.is_file()}
     if CONFIG not in metadata:
-        return Group(_table({**facts, **sizes}), *_graphs(graphs))
+        return Description(facts, None, sizes, graphs)
     takes_text = "text" in {name for name, *_ in graph["inputs"]}
     facts["kind"] = "vectors of texts in one ONNX file" if VECTOR in metadata else "search in one ONNX file"
     facts["takes"] = "text" if takes_text else "ids; text by the tokenizer in it" if TOKENIZER in metadata else "ids"
@@ -86,14 +114,15 @@ def _file(path: Path, graph_facts: Facts) -> RenderableType:
         raise UserError(f"{path}: {error}; write it again with export --search") from error
     scales = int8_scales_of(metadata, config, path)
     facts |= {LEFT: ", ".join(scales.float32)} if scales is not None and scales.float32 else {}
-    return Group(_table({**facts, **sizes}), _config(config), *_graphs(graphs))
+    return Description(facts, config, sizes, graphs)
 
 
-def _checkpoint(path: Path) -> RenderableType:
+def _checkpoint(path: Path) -> Description:
     opened = open_checkpoint(path)
     facts = {"kind": "checkpoint", "folder": str(opened.folder), "tensors": str(len(opened.names()))}
     facts["digests"] = _digests(opened.folder)
-    facts |= _origin(opened.folder)
+    facts |= {"stored as": _types(stored_tensors(opened.folder / WEIGHTS))} | _origin(opened.folder)
+    facts |= _head(opened.config, read_embedding(opened.folder, opened.config.d_model))
     if (text := checked_tokenizer(opened)) is not None:  # raises if it is wrong
         facts |= _vocabularies(Tokenizer(text))
     facts |= _chat(read_settings(opened.folder, opened.config))
@@ -109,17 +138,36 @@ def _checkpoint(path: Path) -> RenderableType:
         )
     elif any((folder / ADAPTER).is_file() for folder in (path, path / "adapter")):
         facts |= _adapter(path)
-    return Group(_table(facts), _config(opened.config), _files(opened.folder))
+    return Description(facts, opened.config, _files(opened.folder))
 
 
-def _published(path: Path) -> RenderableType:
+def _published(path: Path) -> Description:
     ours = read_published(path)
     what, form = ("GGUF model", "file") if path.is_file() else ("published model", "folder")
     facts = {"kind": f"{what}, which `import` makes a checkpoint of", form: str(path)}
     facts |= _vocabularies(Tokenizer(ours.tokenizer, str(path))) if ours.tokenizer is not None else {}
-    facts |= _chat(ours.settings)
-    facts |= {f"note {i}": note for i, note in enumerate(ours.notes, 1)}
-    return Group(_table(facts), _config(ours.config), _files(path))
+    facts |= {"stored as": _types(ours.weights)} | _head(ours.config, ours.text_embedding) | _chat(ours.settings)
+    if ours.quantization:
+        facts["quantised"] = described(ours.quantization, quantizable_shapes(ours.config))
+    facts |= {f"note {i}": note for i, note in enumerate(ours.notes, 1) if note not in facts.values()}
+    return Description(facts, ours.config, _files(path))
+
+
+def _types(tensors: Mapping[str, Any]) -> str:
+    """E.g. "uint32 210 tensors, float32 61 tensors"."""
+    counts = Counter(str(array.dtype) for array in tensors.values())
+    return ", ".join(f"{kind} {count} tensors" for kind, count in counts.most_common())
+
+
+def _head(config: TransformerConfig, embedding: TextEmbedding | None) -> dict[str, str]:
+    """What an encoder makes of a text: classes, or a vector."""
+    facts = {"labels": ", ".join(config.head.labels)} if config.head.labels else {}
+    if embedding is not None:
+        ways = ", ".join((*embedding.pooling, *(f"dense {layer.width}" for layer in embedding.dense)))
+        length = ", of length 1" if embedding.normalize else ""
+        facts["vectors"] = f"{' and '.join(embedding.kinds)}: {ways}, {embedding.width(config.d_model)} numbers{length}"
+        facts |= {f"prompt {name}": repr(text) for name, text in embedding.prompts.items()}
+    return facts
 
 
 def _adapter(path: Path) -> dict[str, str]:
@@ -148,13 +196,13 @@ def _run(path: Path) -> dict[str, str]:
     return {"run": str(path.parent), "data": data or "not said", "trained on": record.text("device") or "not said"}
 
 
-def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
+def _onnx(path: Path, graph_facts: Facts) -> Description:
     graphs = path / "onnx" if (path / "onnx").is_dir() else path
     for folder in {graphs, path}:
         verify_files(folder)
     facts = {"kind": "ONNX models", "folder": str(path), "digests": _digests(graphs)}
     file = path / ONNX_CONFIG
-    config = None
+    config: TransformerConfig | None = None
     if file.is_file():
         values = read_json(file)
         if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
@@ -168,9 +216,9 @@ def _onnx(path: Path, graph_facts: Facts) -> RenderableType:
             tokenizer = Tokenizer.load(place)
             tokenizer.check_fits(config, str(path))
             facts |= _vocabularies(tokenizer)
-        facts |= _chat(read_settings(path, config))
-    parts: list[RenderableType] = [_table(facts), *([_config(config)] if config else []), _files(path)]
-    return Group(*parts, *_graphs(graph_facts(path)))
+        facts |= _head(config, read_embedding(path, config.d_model)) | _chat(read_settings(path, config))
+        facts["precisions"] = ", ".join(values.get("precisions") or {})
+    return Description(facts, config, _files(path), graph_facts(path))
 
 
 def _chat(settings: Settings) -> dict[str, str]:
@@ -243,12 +291,11 @@ def _config(config: TransformerConfig) -> Table:
     return _table({"parameters": f"{parameter_count(config):,}", **values}, "config")
 
 
-def _files(folder: Path) -> Table:
-    """List a folder's files, or all parts of a GGUF file."""
+def _files(folder: Path) -> dict[str, int]:
+    """Sizes of a folder's files, or of all parts of a GGUF file."""
     paths = parts_of(folder) if folder.is_file() else sorted(folder.rglob("*"))
     root = folder.parent if folder.is_file() else folder
-    files = {str(path.relative_to(root)): path.stat().st_size for path in paths if path.is_file()}
-    return _table({name: f"{size:,} bytes" for name, size in files.items()}, "files")
+    return {str(path.relative_to(root)): path.stat().st_size for path in paths if path.is_file()}
 
 
 def _table(facts: dict[str, str], title: str | None = None) -> Table:

@@ -168,6 +168,8 @@ def info(
     path: Annotated[
         Path, Argument(help="A checkpoint, a run's folder, an ONNX folder or an ONNX file.", check=check_there)
     ],
+    *,
+    as_json: Annotated[bool, Option("--json", help="Print it as a JSON object.")] = False,
 ) -> None:
     """Describe a model: its kind, config, files, sizes and parameters."""
     from export.package.plan import describe_graphs
@@ -176,11 +178,15 @@ def info(
     from .info import describe, problems_of
 
     try:
-        Console().print(describe(path, describe_graphs))
+        description = describe(path, describe_graphs)
     except UserError as error:
         if (problems := problems_of(error)) is not None:
             Console().print(problems)
         raise
+    if as_json:
+        print(description.json())
+    else:
+        Console().print(description)
 
 
 def claims(

@@ -110,8 +110,8 @@ def _points(
                 if engine.capabilities.shows == "tokens":
                     continue
                 got, why = attempt(lambda engine=engine, tap=tap, case=case: _output(engine, case, tap))
-                shift = moved[engine.name][tap][..., :known] - t64 if engine.name in moved else 0.0
-                most[engine.name] = max(most.get(engine.name, 0.0), float(np.abs(shift).max(initial=0.0)))
+                shift = moved[engine.name][tap][..., :known] - t64 if engine.name in moved else np.zeros_like(t64)
+                most[engine.name] = max(most.get(engine.name, 0.0), float(np.abs(shift[valid]).max(initial=0.0)))
                 truth = Truth(original + shift, valid, scale)
                 deviation = Deviation.of(None if got is None else got[..., :known], truth, why)
                 samples.append(Sample(engine, f"against {origin.name}", tap, case, deviation, scale))

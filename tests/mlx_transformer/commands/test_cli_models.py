@@ -8,14 +8,17 @@ import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 
 import onnx
 import pytest
 from combined import thinned
 from command_line import LINES, PROGRESS, TEXT, both_models, caller, refused
 from forked import Process
+from head_models import head_model
 from tiny_run import COMMAND, start
 from waiting import PATIENCE
+from word_pieces import write_encoder
 
 from export import OnnxTransformer
 from export.package.plan import describe_graphs
@@ -25,6 +28,7 @@ from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.generation import line_files
 from mlx_transformer.system.errors import UserError
 
+GOLDEN = Path(__file__).parents[1] / "families" / "golden_decoders"
 made = pytest.fixture(scope="module")(both_models)
 call = pytest.fixture(caller)
 
@@ -286,6 +290,23 @@ def test_info_of_every_kind_of_folder(call, made):
         "d_model",
     ):
         assert text in out
+
+
+def test_info_as_json(call, made, tmp_path):
+    """Whatever the tables show: of a checkpoint, its package, an encoder with a head, a folder of transformers."""
+    found = {name: json.loads(call("info", made / name, "--json")[1]) for name in ("model", "onnx")}
+    assert found["model"]["config"] == open_checkpoint(made / "model").config.to_dict() == found["onnx"]["config"]
+    assert found["model"]["stored_as"] == f"float32 {found['model']['tensors']} tensors"
+    assert found["model"]["files"]["model.safetensors"] == (made / "model" / "model.safetensors").stat().st_size
+    assert found["onnx"]["precisions"] == "float32"
+    assert "encoder_model.onnx" in str(found["onnx"]["graphs"])
+    encoder, published = write_encoder(tmp_path), GOLDEN / "qwen3"
+    classes = head_model("bert-classes", tmp_path / "classes")
+    facts = [json.loads(call("info", folder, "--json")[1]) for folder in (encoder, classes, published)]
+    assert facts[0]["vectors"].startswith("dense: mean, ")
+    assert facts[0]["prompt_query"] == "'q: '"
+    assert facts[1]["labels"] == ", ".join(open_checkpoint(classes).config.head.labels)
+    assert (facts[2]["config"]["query_key_norm"], facts[2]["stored_as"]) == (True, "float32 25 tensors")
 
 
 def test_graph_facts(made, tmp_path):
