@@ -40,7 +40,7 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 import onnxruntime  # noqa: E402
 import pytest  # noqa: E402
 import runtimes  # noqa: E402
-from choices import DEVICE_CHOICES, thin  # noqa: E402
+from choices import DEVICE_CHOICES, keep_fast, thin  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
@@ -67,7 +67,8 @@ LONG = ("mlx_transformer/training/", "repository/test_readme.py", "repository/te
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    keep_fast(config, items)
     thin(items)
     tests = Path(__file__).parent
     items.sort(key=lambda item: not item.path.relative_to(tests).as_posix().startswith(LONG))

@@ -28,3 +28,18 @@ def thin(items: list[pytest.Item]) -> None:
             for mark in SLOW:
                 item.add_marker(mark)
         seen[str(item.path)] += 1
+
+
+def keep_fast(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of a test with `fast(*ids)`, mark all slow but those with these ids."""
+    named, there = set[tuple[str, str]](), set[tuple[str, str]]()
+    for item in items:
+        if (fast := item.get_closest_marker("fast")) is not None:
+            test, _, case = item.nodeid.removesuffix("]").partition("[")
+            there.add((test, case))
+            named |= {(test, each) for each in fast.args}
+            if case not in fast.args:
+                for mark in SLOW:
+                    item.add_marker(mark)
+    if named - there and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"no such cases, of which fast(...) tells: {sorted(named - there)}")

@@ -1,5 +1,6 @@
 """Which combinations of several choices `make test` tries: each choice with some other; `make test-slow` tries all,
-and so does `make test-cuda`, on whose machine nothing else does."""
+and so does `make test-cuda`, on whose machine nothing else does. `@pytest.mark.fast("id", ...)` names the cases of a
+test that stay in `make test` (`choices.py`)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, product
@@ -9,6 +10,13 @@ import pytest
 from runtimes import cuda_required
 
 SLOW = [] if cuda_required() else [pytest.mark.slow]
+
+
+def slow(test: Any) -> Any:
+    """Mark a whole test of a file that `make test-cuda` runs, but there."""
+    for mark in SLOW:
+        test = mark(test)
+    return test
 
 
 def combined(*choices: Iterable[Any], step: int = 1) -> list[Any]:

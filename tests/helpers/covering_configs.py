@@ -101,9 +101,9 @@ def name_of(choice: Choice) -> str:
     return "-".join([*named, *(name for name in OPTIONS if fields.get(name) is True)])
 
 
-def assert_agreement(config: TransformerConfig, folder: Path, seed: int) -> None:
+def assert_agreement(config: TransformerConfig, folder: Path, seed: int, searches: bool = True) -> None:
     checkpoint, onnx = write_model(config, folder, seed)
-    report = compare(checkpoint, onnx, ["mlx", "onnxruntime"], seed, threads=1)
+    report = compare(checkpoint, onnx, ["mlx", "onnxruntime"], seed, threads=1, searches=searches)
     assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
 
 

@@ -16,6 +16,10 @@ STARTS = dict.fromkeys(("t5", "mt5", "umt5", "pegasus", "marian"), "pad")
 STARTS |= dict.fromkeys(("bart", "mbart", "m2m_100"), "eos")
 
 
+def has_decoder(name: str, where: Path = GOLDEN) -> bool:
+    return json.loads((where / name / "config.json").read_text(encoding="utf-8"))["model_type"] not in ENCODERS
+
+
 def golden(name: str, where: Path = GOLDEN) -> tuple[dict[str, Any], str, TransformerConfig]:
     """A folder's facts, the text of our tokenizer.json of it, and a config that it fits."""
     folder = where / name

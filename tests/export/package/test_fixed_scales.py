@@ -45,7 +45,8 @@ def translator(tmp_path):
 
 def made(folder, config):
     sizes = dict.fromkeys(("vocab_size", "source_vocab_size"), TOKENIZER.vocab_size)
-    config = dataclasses.replace(config, **sizes)
+    layers = {name: min(1, getattr(config, name)) for name in ("encoder_layers", "decoder_layers")}
+    config = dataclasses.replace(config, **sizes, **layers)
     save_checkpoint(folder / "model", config, random_weights(config, 3), TOKENIZER.to_json())
     both = config.architecture == "encoder-decoder"
     names = {"valid_source": "valid.src", "valid_target": "valid.tgt"} if both else {"valid_text": "valid.txt"}
@@ -128,6 +129,7 @@ def test_beyond_the_limits_each_token_keeps_its_scale(translator, tmp_path, monk
     assert described(accepted)["scales"] == "fixed"
 
 
+@pytest.mark.fast("1.0")
 @pytest.mark.parametrize("more_lost", [1.0, -1.0])
 def test_an_encoders_attention_has_them_where_it_keeps_as_many_neighbours(more_lost, tmp_path, monkeypatch):
     """More than all, or less than none, of what a scale a token keeps."""
@@ -204,6 +206,7 @@ def test_what_makes_no_sense_is_refused(translator, tmp_path, changes, said):
     assert not (tmp_path / "onnx").exists()
 
 
+@pytest.mark.slow
 def test_the_percentile_of_the_better_tokens_is_taken(translator, tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     monkeypatch.setattr(fixed_scales, "PERCENTILES", (1.0, 100.0))  # the first cuts nearly everything

@@ -186,6 +186,7 @@ def test_layers_are_left_by_name(tmp_path: Path) -> None:
     assert export_onnx(model, tmp_path / "one", float32_layers="embedding", precision="int8")
 
 
+@pytest.mark.slow
 def test_with_fixed_scales_too(text: Path, tmp_path: Path) -> None:
     """Between its integers as exact as float32 is, and float32 in the rest."""
     model = checkpoint("modernbert", tmp_path)
@@ -200,6 +201,7 @@ def test_with_fixed_scales_too(text: Path, tmp_path: Path) -> None:
     assert f"{SENSITIVE}.up_proj.weight" not in on_integers
 
 
+@pytest.mark.fast("more")
 @pytest.mark.parametrize("change", ["more", "fewer"])
 def test_validate_finds_other_layers_than_said(change: str, tmp_path: Path) -> None:
     model = checkpoint("distilbert-classes", tmp_path)
@@ -249,6 +251,7 @@ def test_a_text_without_neighbours_is_refused(lines: str, tmp_path: Path) -> Non
         export_onnx(checkpoint("bert-words", tmp_path), tmp_path / "onnx", gate_source=few, **ACCEPTED)
 
 
+@pytest.mark.slow
 def test_a_long_text_is_measured_in_parts(tmp_path: Path) -> None:
     model = checkpoint("roberta", tmp_path)
     many = tmp_path / "many.txt"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,14 @@ from mlx_transformer.system.errors import UserError
 BIN = "model.intgemm.alphas.bin"
 
 
+@contextmanager
+def of_few_lines() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_scales, "CALIBRATED", 60)
+        patch.setattr(fixed_scales, "JUDGED", 40)
+        yield
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_student(tmp_path_factory.mktemp("student") / "run", steps=40)
@@ -32,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def theirs(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `to-marian` writes of the run, by itself."""
     out = tmp_path_factory.mktemp("marian") / "en-de"
-    cli.main(["to-marian", str(run), str(out)])
+    with of_few_lines():
+        cli.main(["to-marian", str(run), str(out)])
     return out
 
 
@@ -48,9 +59,7 @@ def ours(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def taken(run: Path) -> tuple[Int8Scales, list[str]]:
     """The scales of the run, and what was said of them."""
     told: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fixed_scales, "CALIBRATED", 60)
-        patch.setattr(fixed_scales, "JUDGED", 40)
+    with of_few_lines():
         scales = marian_scales(run, log=told.append)
     assert scales is not None
     return scales, told
@@ -104,6 +113,7 @@ def test_scales_that_are_there_are_kept(ours: Path) -> None:
     assert marian_scales(ours) == read_int8_scales(ours, open_checkpoint(ours).config)
 
 
+@pytest.mark.slow
 def test_our_int8_writes_the_tokens_of_marians_arithmetic(ours: Path, theirs: Path, tmp_path: Path) -> None:
     """Teacher-forced, exact integers on both sides. Where an activation lies at a half, one may round it otherwise."""
     export_onnx(ours, tmp_path / "onnx", precision="int8")

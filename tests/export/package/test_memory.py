@@ -69,6 +69,7 @@ def test_exports(target, precision, models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", thinned(["bfloat16", "float32"], 2))
 def test_sixteen_bits_are_widened_tensor_by_tensor(precision, models, tmp_path):
     halves = []
@@ -85,6 +86,7 @@ def test_sixteen_bits_are_widened_tensor_by_tensor(precision, models, tmp_path):
     assert share(large, small, size * parameter_count(models[0][1])) <= LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", thinned(["int8", "float32"], 2))
 def test_one_file(precision, models, tmp_path):
     weights = 4 * parameter_count(models[0][1])
@@ -97,6 +99,7 @@ def test_one_file(precision, models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
+@pytest.mark.slow
 def test_there_and_back(models, tmp_path):
     weights = 4 * parameter_count(models[0][1])
     to_large, to_small = (
@@ -111,6 +114,7 @@ def test_there_and_back(models, tmp_path):
     assert share(large, small, weights) <= LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integers", thinned([True, False], 2))
 def test_marians_files(integers, tmp_path):
     sizes = {"dim-emb": 256, "transformer-dim-ffn": 2048, "enc-depth": 3, "dec-depth": 2, "dim-vocabs": [90, 90]}

@@ -30,9 +30,10 @@ def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     tokenizer = Tokenizer.train(LINES, vocab_size=270)
     values = {**encoder_decoder("paper").to_dict(), "d_model": 48, "d_k": 12, "d_v": 12}
+    values |= {"encoder_layers": 1, "decoder_layers": 1}
     values |= {"vocab_size": tokenizer.vocab_size, "source_vocab_size": tokenizer.vocab_size}
     config = TransformerConfig(**values)
-    return save_checkpoint(folder / "model", config, random_weights(config, 3), tokenizer.to_json())
+    return save_checkpoint(folder / "model", config, random_weights(config, 4), tokenizer.to_json())
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ def test_bfloat16_of_target_cuda_is_judged_where_cuda_is(checkpoint, text, tmp_p
     assert (missing in said) != here
 
 
+@pytest.mark.slow
 def test_progress_is_told(checkpoint, text, tmp_path, monkeypatch):
     """Of float32 and of each judged precision, up to the whole."""
     for precision in ("int4", "int8"):

@@ -66,11 +66,12 @@ def levels(folder):
     return {attribute.i for attribute in found if attribute.name == "accuracy_level"}
 
 
+@pytest.mark.fast("odd widths-cpu", "encoder-web")
 @pytest.mark.parametrize(("name", "target"), combined(CONFIGS, TARGETS, step=2))
 def test_float32_activations_keep_to_float32s_budget(name, target, tmp_path):
     """Against the network of the weights as they are stored: taps, embeddings bit for bit, caches and tokens."""
     checkpoint = saved(tmp_path, CONFIGS[name])
-    for precision in ("int8-weights", "int4") if name == "paper" else ("int4",):
+    for precision in ("int8-weights", "int4") if name in ("paper", "encoder") else ("int4",):
         folder = export_onnx(
             checkpoint, tmp_path / precision, target=target, precision=precision, activations="float32"
         )
@@ -88,7 +89,7 @@ def test_float32_activations_keep_to_float32s_budget(name, target, tmp_path):
 def test_int8_activations_keep_their_own_budget(tmp_path, monkeypatch):
     """And wouldn't keep to float32's: a record that says so is found by the graphs' nodes, and without them the two
     arithmetics are told apart by a factor of thousands."""
-    checkpoint = saved(tmp_path)
+    checkpoint = saved(tmp_path, CONFIGS["encoder"])
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8-weights")
     report = judged(checkpoint, folder, "int8-weights", searches=False)
     assert report.equal, report.failures()
@@ -109,7 +110,7 @@ def test_int8_activations_keep_their_own_budget(tmp_path, monkeypatch):
 
 def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
     """What ONNX Runtime does by itself with the blocks of a portable package."""
-    checkpoint = saved(tmp_path)
+    checkpoint = saved(tmp_path, CONFIGS["encoder"])
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int4", activations="float32")
     assert judged(checkpoint, folder, "int4", searches=False).equal
     monkeypatch.setitem(ACTIVATIONS, "float32", ACTIVATIONS["int8"])
@@ -121,7 +122,7 @@ def test_a_session_that_rounds_activations_is_found_out(tmp_path, monkeypatch):
 )
 def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied, tmp_path):
     """Target web reads tables in blocks of 32; of a width of 48 it can't; what is looked up is what is multiplied."""
-    config = dataclasses.replace(PAPER, d_model=48, tie_embeddings=tied)
+    config = dataclasses.replace(PAPER, d_model=48, tie_embeddings=tied, encoder_layers=1, decoder_layers=1)
     checkpoint = saved(tmp_path, config)
     for activations in ACTIVATIONS:
         folder = export_onnx(
@@ -134,7 +135,7 @@ def test_a_table_that_no_whole_blocks_fill_is_stored_in_one_way(precision, tied,
 @pytest.mark.parametrize("target", thinned(TARGETS, 4))
 def test_eight_bits_are_unpacked_for_float32_activations(target, tmp_path):
     """No operator on blocks is left, as ONNX Runtime has no fast one; the files are as small all the same."""
-    checkpoint, sizes = saved(tmp_path, dataclasses.replace(PAPER, d_model=64, d_ff=256)), {}
+    checkpoint, sizes = saved(tmp_path, dataclasses.replace(CONFIGS["encoder"], d_model=64, d_ff=256)), {}
     for activations in ACTIVATIONS:
         folder = export_onnx(
             checkpoint, tmp_path / activations, target=target, precision="int8-weights", activations=activations
@@ -226,18 +227,19 @@ def test_choices_that_are_none_are_refused(tmp_path):
 
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_packed(target, tmp_path):
-    config = wide()
+    config = wide(encoder_layers=1, decoder_layers=1)
     save_checkpoint(tmp_path / "plain", config, random_weights(config, 3))
     quantize_checkpoint(tmp_path / "plain", tmp_path / "model", Scheme(32, 4))
     folder = export_onnx(
         tmp_path / "model", tmp_path / "onnx", target=target, precision="packed", activations="float32"
     )
     assert levels(folder) == {ACTIVATIONS["float32"]}
-    report = judged(tmp_path / "model", folder, "packed")
+    report = judged(tmp_path / "model", folder, "packed", searches=False)
     assert report.equal, report.failures()
     assert report.runtimes[0].budget.unit == UNIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_single_file(target, tmp_path):
     """The file says which, and whoever runs it here heeds it: scores within float32's rounding of its own network."""

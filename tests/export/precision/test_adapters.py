@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from adapter_models import kept
-from combined import SLOW
+from combined import SLOW, slow
 from onnx import numpy_helper
 from quantized_models import ENCODER
 
@@ -43,25 +43,28 @@ def changed(path: Path, part: str, place: int = 5) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "target", "changes"),
+    ("kind", "target", "changes", "searches"),
     [
-        pytest.param("lora", "portable", {}, marks=SLOW),
-        ("dora", "portable", DECODER),
-        ("dora", "cpu", {"attention_bias": True}),
-        ("lora", "web", ENCODER),
+        pytest.param("lora", "portable", {}, False, marks=SLOW),
+        ("dora", "portable", DECODER, False),
+        pytest.param("dora", "portable", DECODER, True, marks=SLOW),
+        ("dora", "cpu", ENCODER | {"attention_bias": True}, False),
+        pytest.param("dora", "cpu", {"attention_bias": True}, False, marks=SLOW),
+        ("lora", "web", ENCODER, False),
     ],
 )
-def test_what_was_trained_is_what_is_proven(kind, target, changes, tmp_path):
+def test_what_was_trained_is_what_is_proven(kind, target, changes, searches, tmp_path):
     """Weights bit for bit, every tap, caches, tokens, and MLX's integers with the adapter beside them."""
     checkpoint = kept(tmp_path, kind, Scheme(32, 4), **changes)
     package = export_onnx(checkpoint, tmp_path / "onnx", target=target, precision=BOTH, force=True)
-    report = compare(checkpoint, package, seed=1, longest=10, threads=1, searches=changes is DECODER)
+    report = compare(checkpoint, package, seed=1, longest=10, threads=1, searches=searches)
     assert report.equal, report.failures()
     assert {r.runtime for r in report.points} >= {"mlx", "onnxruntime", "onnxruntime:cpu:all:packed"}
     plain = compare(tmp_path / "integers", package, ["onnxruntime"], seed=1, longest=6, threads=1, searches=False)
     assert not plain.equal  # it is another model than its base
 
 
+@slow
 def test_the_integers_stay_integers(tmp_path):
     """As many products of integers as without the adapter, and two small ones beside each that it changes."""
     checkpoint = kept(tmp_path, "dora", Scheme(32, 4), **ENCODER)
@@ -82,6 +85,9 @@ def test_the_integers_stay_integers(tmp_path):
     assert set(facts["source"]) == {"model.safetensors", "adapter.safetensors"}
 
 
+@pytest.mark.fast(
+    "packed-decoder.layers.0.self_attention.query_proj.weight.lora_a-decoder.layers.0.self_attention.query_proj.weight"
+)
 @pytest.mark.parametrize(
     ("precision", "part", "name"),
     [
@@ -126,7 +132,7 @@ def test_only_ties_of_float32_may_fall_otherwise(tmp_path):
 
 
 def test_one_file_with_the_search_inside(tmp_path):
-    checkpoint = kept(tmp_path, "lora", Scheme(32, 4))
+    checkpoint = kept(tmp_path, "lora", Scheme(32, 4), encoder_layers=1, decoder_layers=1)
     file = export_search(checkpoint, tmp_path / "packed.onnx", precision="packed", force=True)
     report = compare(checkpoint, file, ["onnxruntime"], seed=1, longest=6, threads=1)
     assert report.equal, report.failures()

@@ -42,6 +42,7 @@ from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import write_manifest
 
 PAPER = encoder_decoder("paper")
+ONE_LAYER = dataclasses.replace(PAPER, encoder_layers=1, decoder_layers=1)
 MODELS = {
     "paper": PAPER,
     "odd widths": encoder_decoder("odd widths"),
@@ -122,6 +123,7 @@ def graphs(folder):
     return sorted((folder / "onnx").glob("*_quantized.onnx"))
 
 
+@pytest.mark.fast("ssru-cpu", "decoder-portable", "encoder-web")
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -193,7 +195,7 @@ def test_a_processor_that_cuts_sums_is_named(tmp_path, monkeypatch):
     for overflow, target in ((False, "web"), (True, "cpu"), (True, "web")):
         place = tmp_path / f"{target}-{overflow}"
         change = partial(dataclasses.replace, origin={} if overflow else {"percentile": 100.0})
-        checkpoint = saved(PAPER, place, change, overflow)
+        checkpoint = saved(ONE_LAYER, place, change, overflow)
         folder = export_onnx(checkpoint, place / "onnx", precision="int8", target=target)
         names = [f"onnxruntime:cpu:{level}:int8" for level in ("all", "none")]
         report = compare(checkpoint, folder, names, seed=5, longest=4, threads=1, searches=False)
@@ -201,6 +203,7 @@ def test_a_processor_that_cuts_sums_is_named(tmp_path, monkeypatch):
         assert cut == [overflow and target == "web", overflow]
 
 
+@pytest.mark.fast("cpu")
 @pytest.mark.parametrize("form", thinned(["cpu", "portable", "search portable", "search cpu"], 2))
 def test_a_sentence_is_the_same_whoever_is_computed_with_it(form, tmp_path):
     checkpoint, sources = saved(PAPER, tmp_path), rows(16)
@@ -220,7 +223,7 @@ def test_a_sentence_is_the_same_whoever_is_computed_with_it(form, tmp_path):
 
 
 def test_one_file_is_judged_too(tmp_path):
-    checkpoint = saved(PAPER, tmp_path)
+    checkpoint = saved(ONE_LAYER, tmp_path)
     file = export_search(checkpoint, tmp_path / "s.onnx", precision="int8", target="cpu")
     report = compare(checkpoint, file, ["onnxruntime"], seed=5, longest=6, threads=1)
     assert report.equal, report.failures()
@@ -273,7 +276,7 @@ def test_a_multiplier_of_other_weights_is_refused(tmp_path):
 
 def changed(folder, change):
     """The package with one node or initializer of its encoder changed."""
-    path = next(path for path in graphs(folder) if path.name.startswith("encoder"))
+    path = graphs(folder)[0]
     model = onnx.load(path)
     change(model.graph)
     onnx.save(model, path)
@@ -317,8 +320,16 @@ def _read(graph):
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory):
     """(checkpoint, package of target cpu); nobody changes them."""
-    folder = tmp_path_factory.mktemp("paper")
-    checkpoint = saved(PAPER, folder)
+    return of_cpu(PAPER, tmp_path_factory.mktemp("paper"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return of_cpu(MODELS["encoder"], tmp_path_factory.mktemp("encoder"))
+
+
+def of_cpu(config, folder):
+    checkpoint = saved(config, folder)
     return checkpoint, export_onnx(checkpoint, folder / "onnx", precision="int8", target="cpu")
 
 
@@ -331,8 +342,8 @@ def paper(tmp_path_factory):
         (without_clip, "integers from None, of 127 steps"),
     ],
 )
-def test_what_another_product_has_is_noticed(change, said, paper, tmp_path):
-    checkpoint, folder = paper[0], shutil.copytree(paper[1], tmp_path / "onnx")
+def test_what_another_product_has_is_noticed(change, said, encoder, tmp_path):
+    checkpoint, folder = encoder[0], shutil.copytree(encoder[1], tmp_path / "onnx")
     changed(folder, change)
     report = compare(checkpoint, folder, ["onnxruntime"], seed=5, longest=5, threads=1, searches=False)
     assert not report.equal
@@ -341,9 +352,10 @@ def test_what_another_product_has_is_noticed(change, said, paper, tmp_path):
 
 def test_a_scale_that_the_package_itself_says_is_judged_by_its_integers(tmp_path):
     """The graph and its record changed alike: what is left is the checkpoint's own file."""
-    checkpoint = saved(PAPER, tmp_path)
+    config = MODELS["encoder"]
+    checkpoint = saved(config, tmp_path)
     folder = export_onnx(checkpoint, tmp_path / "onnx", precision="int8")
-    scales = read_int8_scales(folder, PAPER)
+    scales = read_int8_scales(folder, config)
     name = "encoder.layers.0.feed_forward.up_proj.weight"
     other = dataclasses.replace(scales.of(name), activation=np.float32(30))
     values = dataclasses.replace(scales, products={**scales.products, name: other}).json()

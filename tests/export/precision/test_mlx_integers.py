@@ -24,10 +24,12 @@ from mlx_transformer.nn.parameters import dense_weights
 from mlx_transformer.system.errors import UserError
 
 pytestmark = pytest.mark.gpu_path
+TWO = Scheme(32, 5), Scheme(16, 4, "nvfp4")
 
 model = pytest.fixture(scope="module")(quantized_models)
 
 
+@pytest.mark.fast("2 bits, groups of 32", "3 bits, groups of 128", "mxfp4")
 @pytest.mark.parametrize("scheme", [*EACH, *SHORT, SMALL_GROUP])
 def test_graphs_hold_the_integers_and_compute_the_values(scheme, model, tmp_path):
     """What ONNX Runtime computes under a parameter's name, folded or operator by operator, is `mx.dequantize`'s."""
@@ -84,7 +86,7 @@ def test_packed_logits_are_near_with_int8_activations(model, tmp_path):
 def test_groups_without_whole_zero_points(tmp_path):
     """From bfloat16, or where all weights of a group have one sign: a product adds what whole zero points leave, and a
     table is unpacked."""
-    config = wide()
+    config = wide(encoder_layers=1, decoder_layers=1)
     weights = random_weights(config)
     one_sign, half = "decoder.layers.0.self_attention.key_proj.weight", "encoder.layers.0.feed_forward.up_proj.weight"
     weights[one_sign] = np.abs(weights[one_sign]) + 5
@@ -109,13 +111,17 @@ def test_groups_without_whole_zero_points(tmp_path):
     assert report.equal, (report.seed, report.failures())
 
 
-@pytest.mark.parametrize("scheme", [Scheme(32, 5), Scheme(16, 4, "nvfp4"), pytest.param(SMALL_GROUP, marks=SLOW)])
-def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("scheme", "changes"),
+    [(Scheme(16, 4, "nvfp4"), ENCODER), *(pytest.param(s, {}, marks=SLOW) for s in (*TWO, SMALL_GROUP))],
+)
+def test_runtimes_agree_on_a_quantised_model(scheme, changes, model, tmp_path, monkeypatch):
     """The whole rule: weights bit for bit, every tap, logits, tokens; MLX's quantised layers against the reference.
 
-    nvfp4's as of a large model: its matrices are computed one at a time, and one runtime has it at a time.
+    nvfp4's as of a large model: its matrices are computed one at a time, and one runtime has it at a time. Both stacks
+    of other schemes are in `test_packed_validate.py`.
     """
-    folder = model(scheme)
+    folder = model(scheme, **changes)
     if scheme.bits == 4:
         monkeypatch.setattr(protocol, "LARGE", 0)
     export_onnx(folder, tmp_path / "onnx", force=True)
@@ -126,7 +132,8 @@ def test_runtimes_agree_on_a_quantised_model(scheme, model, tmp_path, monkeypatc
     other = dict(open_checkpoint(folder).stored())
     scales = other["embedding.scales"]
     other["embedding.scales"] = scales ^ np.uint8(1) if scales.dtype == np.uint8 else scales * np.float32(1 + 2e-7)
-    save_checkpoint(tmp_path / "other", wide(), other, quantization=open_checkpoint(folder).quantization, force=True)
+    opened = open_checkpoint(folder)
+    save_checkpoint(tmp_path / "other", opened.config, other, quantization=opened.quantization, force=True)
     assert not compare(tmp_path / "other", tmp_path / "onnx", ["onnxruntime"], seed=3, longest=4, searches=False).equal
 
 
@@ -140,6 +147,7 @@ def test_integers_are_not_rounded_again(model):
             check_integers(quantised, [precision])
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("bits", BITS)
 def test_the_package_is_as_small_as_the_checkpoint(bits, tmp_path):
     config = wide(vocab_size=2000, max_positions=8)

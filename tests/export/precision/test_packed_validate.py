@@ -55,6 +55,7 @@ def test_what_stays_in_its_exact_form(tmp_path):
     assert report.equal, (report.seed, report.failures())
 
 
+@pytest.mark.fast("scales-cpu")
 @pytest.mark.parametrize(("part", "target"), combined(["blocks", "scales", "zeros"], ["portable", "cpu"]))
 def test_mistakes_are_found(part, target, tmp_path):
     """One number of one matrix, and by its name."""

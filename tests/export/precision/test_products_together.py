@@ -47,6 +47,7 @@ def together(folder: Path) -> list[list[str]]:
     return [joined[node.input[1]] for node in products if node.input[1] in joined]
 
 
+@pytest.mark.fast("config1")
 @pytest.mark.parametrize("config", [PLAIN, GATED])
 def test_all_that_read_the_same_integers(config: TransformerConfig, tmp_path: Path) -> None:
     checkpoint, cpu = write_model(config, tmp_path, 1, **OPTIONS)
@@ -63,6 +64,7 @@ def test_all_that_read_the_same_integers(config: TransformerConfig, tmp_path: Pa
     assert report.equal, report.failures()
 
 
+@pytest.mark.fast("config3-1", "config5-1")
 @pytest.mark.parametrize(
     ("config", "splits"),
     [
@@ -103,6 +105,7 @@ def test_vectors_are_those_of_products_apart(
     assert np.array_equal(*vectors)
 
 
+@pytest.mark.fast("config0")
 @pytest.mark.parametrize(
     "config", thinned([replace(PLAIN, attention_bias=True), PLAIN, replace(PLAIN, positions="rotary")], 2)
 )
@@ -144,6 +147,7 @@ def test_scales_in_another_order_are_found(tmp_path: Path) -> None:
     assert any("its result has the scales" in problem for problem in report.structures[0].wrong), report.structures
 
 
+@pytest.mark.fast("relu--100")
 @pytest.mark.parametrize(
     ("activation", "least"), thinned_rows([("relu", -100), ("gelu", -0.75), ("gelu_tanh", -0.75)], 2)
 )

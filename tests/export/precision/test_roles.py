@@ -160,6 +160,7 @@ def exported(config, folder, as_before=False, **options):
     return checkpoint, package
 
 
+@pytest.mark.fast("whole blocks-portable-int8", "a part of one-web-int8-weights", "a part of one-cpu-int4")
 @pytest.mark.parametrize(
     ("name", "target", "precision"),
     combined(ENCODERS, ["portable", "cpu", "web"], ["int8", "int8-weights", "int4"]),
@@ -186,6 +187,7 @@ def test_others_have_a_scale_a_row(config, tmp_path):
     assert any(tensor.name.endswith("embedding.weight.int8_rows") for tensor in names)
 
 
+@pytest.mark.fast("False")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_a_package_from_before_is_what_it_says(fixed, tmp_path):
     """A scale a row: numbers and weights agree, and the structure names what export writes otherwise now. With fixed

@@ -30,6 +30,7 @@ def lengthened(folder: Path) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tuple(tensor.dims) for tensor in tensors if tensor.name.endswith(LENGTHENED)}
 
 
+@pytest.mark.fast("config1")
 @pytest.mark.parametrize("config", [WIDE, GATED, replace(encoder_decoder("paper"), d_ff=SET_SPAN)])
 def test_every_inner_matrix(config: TransformerConfig, tmp_path: Path) -> None:
     checkpoint, cpu = write_model(config, tmp_path, 1, target="cpu", precision=["float32", "float16", "int8"])

@@ -45,6 +45,7 @@ def memories(folder: Path, suffix: str) -> np.ndarray:
     return found
 
 
+@pytest.mark.fast("web")
 @pytest.mark.parametrize("target", ["portable", "web"])
 def test_sums_beyond_the_range_are_float32(target: str, checkpoint: Path, tmp_path: Path) -> None:
     folder = export_onnx(
