@@ -164,7 +164,7 @@ def _labels(models: Sequence[Opened]) -> list[str]:
 
 
 def _maps(traces: Sequence[Trace]) -> dict[str, Any]:
-    cells = sum(weights.size for weights in traces[0].weights.values())
+    cells = sum(_seen(weights).size for weights in traces[0].weights.values())
     tokens = max(max(weights.shape[2:]) for weights in traces[0].weights.values())
     bits = bits_for(cells, len(traces), tokens)
     kinds = {}
@@ -233,9 +233,16 @@ def bits_for(cells: int, models: int, tokens: int) -> int:
     )
 
 
+def _seen(maps: NDArray) -> NDArray:
+    """All cells of maps (layers, H, L, S), or those up to the diagonal if no row looks ahead."""
+    rows, columns = maps.shape[-2:]
+    ahead = rows != columns or np.triu(maps, 1).any()
+    return maps if ahead else maps[(..., *np.tril_indices(rows))]
+
+
 def packed(weights: NDArray[np.float32], bits: int) -> str:
     """Weights between 0 and 1 as integers of `bits` bits, little-endian, in base64."""
-    steps = np.rint(np.clip(weights.astype(np.float64), 0, 1) * (2**bits - 1))
+    steps = np.rint(np.clip(_seen(weights).astype(np.float64), 0, 1) * (2**bits - 1))
     return in_base64(steps.astype("<u2" if bits == FINE else "u1").tobytes())
 
 
@@ -248,7 +255,7 @@ def packed_difference(first: NDArray[np.float32], second: NDArray[np.float32]) -
     difference = second.astype(np.float64) - first
     largest = np.abs(difference).max(axis=(2, 3))
     parts = np.rint(difference / np.where(largest, largest, 1)[:, :, None, None] * 127).astype(np.int8)
-    return {"largest": [rounded(row) for row in largest], "values": in_base64(parts.tobytes())}
+    return {"largest": [rounded(row) for row in largest], "values": in_base64(_seen(parts).tobytes())}
 
 
 def rounded(values: Any) -> list[float]:

@@ -26,10 +26,15 @@ const kinds = Object.entries(data.maps.kinds).map(([id, kind]) => {
   const [layers, heads, rows, columns] = kind.shape;
   const values = kind.values.map(weights);
   const parts = kind.difference ? new Int8Array(bytes(kind.difference.values).buffer) : null;
-  const place = (layer, head, row, column) => ((layer * heads + head) * rows + row) * columns + column;
-  const weight = (model, layer, head, row, column) => values[model][place(layer, head, row, column)] / FULL;
+  // of maps in which no row looks ahead, the cells up to the diagonal alone are held
+  const cellOf = (held, layer, head, row, column) => {
+    const before = layer * heads + head;
+    if (held.length === layers * heads * rows * columns) return held[(before * rows + row) * columns + column];
+    return column > row ? 0 : held[(before * rows * (rows + 1) + row * (row + 1)) / 2 + column];
+  };
+  const weight = (model, ...at) => cellOf(values[model], ...at) / FULL;
   const largest = (layer, head) => kind.difference.largest[layer][head];
-  const difference = (layer, head, row, column) => (parts[place(layer, head, row, column)] / 127) * largest(layer, head);
+  const difference = (layer, head, row, column) => (cellOf(parts, layer, head, row, column) / 127) * largest(layer, head);
   // layer or head -1: the mean over all
   const mean = (model, layer, head, row, column) => {
     const chosen = (n, count) => (n < 0 ? [...Array(count).keys()] : [n]);

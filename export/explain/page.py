@@ -153,8 +153,10 @@ T = TypeVar("T")
 
 MOST_PARAMETERS = 1_500_000
 """Most parameters for which the page computes the model: 4 MB of weights in float16."""
-ROOM = 2_800_000
-"""Most characters of a page's numbers, unless it holds a model; so the page stays under 3 MB."""
+ROOM = 1_800_000
+"""Most characters of a page's numbers, unless it holds a model; so the page stays under 2 MB."""
+SPARE = 1_000_000
+"""As many more for a large model's single position, and for maps of many tokens: under 3 MB."""
 COMPUTED = {
     "norm_placement": ("post", "pre"),
     "positions": (*SINUSOIDS, "learned", "none"),
@@ -200,7 +202,7 @@ def walked(model: Opened, sentence: ExplainedSentence, room: int) -> dict[str, A
     """Return a model for the page.
 
     The page computes the model if it can and the output is the model's own; otherwise this pass is recorded in at most
-    `room` characters. Raises UserError if it doesn't fit.
+    `room` characters, one position of a large model in `SPARE` more. Raises UserError if it doesn't fit.
     """
     config = model.config
     weights = {name: np.asarray(array, np.float32) for _, name, array in model.engine.parameters()}
@@ -279,7 +281,7 @@ def recorded(model: Opened, sentence: ExplainedSentence, at: Mapping[str, Any], 
         "types": list(sentence.types),
         "turns": _turns(config),
         "embedding": None if model.embedding is None else _embedding_facts(model.embedding),
-        "parameters": {name: _array(array, 32) for name, array in norms.items()},
+        "parameters": {name: _array(array, 16 if _is_half(array) else 32) for name, array in norms.items()},
     }
 
 
@@ -375,28 +377,36 @@ def _points(
         if config.norm_placement == "post" and last in values:
             equal[name] = [last, list(values[name].shape)]
     own = {name: value for name, value in values.items() if name not in equal}
-    one = {
-        name: value
-        if name.endswith((".keys", ".values"))
-        or name.startswith("text.")
-        or (name in OF_HEAD and config.head.kind in WHOLE)
-        else np.take(value, [at["word" if name.startswith("encoder") or not config.has_decoder else "step"]], axis=-2)
-        for name, value in own.items()
-    }
-    for bits, names in ((32, own), (16, own), (32, one), (16, one)):
-        if sum(value.size for value in names.values()) * bits // 6 <= room:
-            rows = {name: names[name].shape != own[name].shape for name in own}
+    few = {name: rows for name in own if (rows := _rows(config, name, at)) is not None}
+    one = own | {name: np.take(own[name], rows, axis=-2) for name, rows in few.items()}
+    for bits, names, most in ((32, own, room), (16, own, room), (32, one, room), (16, one, room + SPARE)):
+        if sum(value.size for value in names.values()) * bits // 6 <= most:
             arrays = {name: _array(value, bits) for name, value in names.items()}
-            for name, few in rows.items():
-                if few:
-                    side = "word" if name.startswith("encoder") or not config.has_decoder else "step"
-                    arrays[name] |= {"rows": [at[side]], "shape": list(own[name].shape)}
+            if names is one:
+                for name, rows in few.items():
+                    arrays[name] |= {"rows": rows, "shape": list(own[name].shape)}
             return arrays, equal
     tokens = max(value.shape[-2] for value in own.values())
-    most = int(tokens * (room / (sum(value.size for value in one.values()) * 16 / 6)))
+    most = int(tokens * ((room + SPARE) / (sum(value.size for value in one.values()) * 16 / 6)))
     raise UserError(
         f"{tokens} tokens make a page of more than 3 MB with this model: shorten the text to about {most} tokens"
     )
+
+
+def _rows(config: TransformerConfig, name: str, at: Mapping[str, Any]) -> list[int] | None:
+    """The positions of a point that are needed to follow the one in `at`; None for all."""
+    chosen = at["word" if name.startswith("encoder") or not config.has_decoder else "step"]
+    if name.startswith("text.") or (name in OF_HEAD and config.head.kind in WHOLE):
+        return None
+    if not name.endswith((".keys", ".values")):
+        return [chosen]
+    return list(range(chosen + 1)) if name.startswith("decoder") and ".self_attention." in name else None
+
+
+def _is_half(array: NDArray) -> bool:
+    """Whether float16 holds these numbers exactly."""
+    with np.errstate(over="ignore"):
+        return bool((array.astype(np.float16).astype(np.float32) == array).all())
 
 
 def _array(value: NDArray, bits: int) -> dict[str, Any]:
@@ -409,7 +419,7 @@ def packed_weights(weights: Mapping[str, NDArray], exact: bool = False) -> str:
 
     float16 if nothing is lost, or if float32 would be too large and `exact` is false; otherwise float32.
     """
-    lossless = all((array.astype(np.float16).astype(np.float32) == array).all() for array in weights.values())
-    small = lossless or (not exact and sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2)
+    large = sum(array.size for array in weights.values()) > MOST_PARAMETERS / 2
+    small = all(map(_is_half, weights.values())) or (large and not exact)
     dtype = np.float16 if small else np.float32
     return in_base64(save({name: array.astype(dtype, order="C") for name, array in weights.items()}))

@@ -117,6 +117,7 @@ def test_the_page_cuts_text_as_python_does(kind: str, tmp_path: Path) -> None:
     written = tokenizer.decode_batch(rows)
     assert found["texts"] == written
     assert ["".join(word["text"] for word in words) for words in found["words"]] == written
+    assert found["added"] == found["words"]
     assert all([word["at"] for word in words] == sorted({word["at"] for word in words}) for words in found["words"])
 
 

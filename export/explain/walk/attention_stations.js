@@ -36,7 +36,7 @@ export function looksAt(v, a) {
 /** The chosen key of a row, or the key with the largest weight. */
 const keyOf = (v, a) => {
   const n = v.pass.shape(a.of('weights')).at(-1);
-  return v.key !== null && v.key < n ? v.key : mostOf(a.row('weights', v.h, v.i));
+  return v.key !== null && v.key < n && v.hasRow(a.of('keys'), v.key) ? v.key : mostOf(a.row('weights', v.h, v.i));
 };
 
 function qkvBody(v, part) {
@@ -177,16 +177,16 @@ export const cell = {
 export function mixedBody(v, part) {
   const a = attentionOf(v, part);
   const weights = a.row('weights', v.h, v.i);
-  const values = Array.from(weights, (_, j) => a.row('values', a.kv, j));
-  const most = Math.max(...values.map(largest));
+  const all = Array.from(weights.keys()).filter((j) => v.hasRow(a.of('values'), j)).map((j) => [j, a.row('values', a.kv, j)]);
+  const most = Math.max(...all.map(([, values]) => largest(values)));
   const dv = v.shape.dv;
   const c = v.c % dv;
   const context = a.row('context', v.i).subarray(v.h * dv, (v.h + 1) * dv);
-  const lines = values.map((each, j) => strip(`${number(weights[j], a.of('weights'), `${v.h},${v.i},${j}`)} × ‹${escaped(a.looked[j])}›`, each, {
+  const lines = all.map(([j, values]) => strip(`${number(weights[j], a.of('weights'), `${v.h},${v.i},${j}`)} × ‹${escaped(a.looked[j])}›`, values, {
     point: a.of('values'), index: `${a.kv},${j}`, most, fade: Math.max(0.06, weights[j]).toFixed(2), lit: c, kind: 'v fades',
   }));
   const off = v.headOff(part) ? '<p class="off">This head is switched off: 0 goes on in place of the sum.</p>' : '';
-  const terms = Array.from(weights, (w, j) => [`${short(w)}·${short(values[j][c])}`, w * values[j][c]]);
+  const terms = all.map(([j, values]) => [`${short(weights[j])}·${short(values[c])}`, weights[j] * values[c]]);
   const total = number(context[c], a.of('context'), `${v.i},${v.h * dv + c}`);
   return `${off}${lines.join('')}${strip('= the sum', context, { point: a.of('context'), index: v.i, from: v.h * dv, lit: c })}`
     + `<p class="cell">number ${c}, down the column:</p>${off ? `<p>${total}</p>` : sum(terms, total, { open: true })}`;
@@ -239,6 +239,6 @@ export const cross = {
   formula: () => 'q from the decoder; k, v from the encoder\'s output',
   body(v) {
     const word = v.at('decoder', v.step);
-    return qkvBody(word, 'cross_attention') + cellBody(word, 'cross_attention') + mixedBody(word, 'cross_attention') + headsBody(word, 'cross_attention');
+    return [headsBody, qkvBody, cellBody, mixedBody].map((body) => body(word, 'cross_attention')).join('');
   },
 };

@@ -20,6 +20,7 @@ export function writeLink(state, start) {
   const found = new URLSearchParams({ text: state.text, stack: state.stack });
   for (const name of [...NUMBERS, 'key']) if (state[name] !== start[name]) found.set(name, state[name]);
   if (Object.keys(state.off).length) found.set('off', offText(state.off));
+  if (written === `#${found}`) return; // browsers bear a hundred of these in half a minute
   written = `#${found}`;
   history.replaceState(null, '', written);
 }

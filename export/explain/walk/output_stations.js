@@ -54,8 +54,8 @@ export const search = {
       const p = v.pass.has('logits') && v.hasRow('logits', t) ? softmax(v.pass.row('logits', t))[id] : null;
       return [`<span class="tok">${escaped(v.outLabels[t])}</span>`, escaped(v.outRead[t]), p === null ? '' : `${derived(p, `step ${t}`)} ${bar(p)}`];
     });
-    return table(['written', 'has read', 'share'], steps, { lit: v.step, pick: 'step', label: 'word by word' })
-      + `<div id="tree">${v.tree ? tree(v) : ''}</div>`;
+    return `<div id="tree">${v.tree ? tree(v) : ''}</div><p class="cell">Greedy search, word by word:</p>`
+      + table(['written', 'has read', 'share'], steps, { lit: v.step, pick: 'step', label: 'word by word' });
   },
 };
 

@@ -33,6 +33,8 @@ let goal = null; // the station that the address names
 const REST = 120; // milliseconds without a key, before what is typed is read
 let later = 0;
 let drawn = 0; // passes so far: late results of earlier ones are dropped
+let done = 0; // the last one of which everything stands on the page
+let painting = 0; // choices so far: a later one ends the drawing of an earlier one
 
 const stationsOf = ({ architecture }) => [
   token, row, position, qkv, cell, mixed, heads, norm, feedForward, next,
@@ -57,8 +59,8 @@ function frame() {
   const v = view();
   find('stations').innerHTML = stationsOf(model.config).map((each, n) => [each, n, saidOf(each.id)]).map(([each, n, said]) => (
     `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title"><span>${n + 1}</span> ${said.title}</h2>`
-    + `<p class="formula"></p><div class="body"></div><div class="controls">${each.controls?.(v) ?? ''}</div>`
-    + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
+    + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="formula"></p><div class="body"></div>`
+    + `<div class="controls">${each.controls?.(v) ?? ''}</div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
     + `<details class="numbers"><summary>the numbers as a table</summary></details>`
     + `<p class="links">${footer(said, data.links)}</p></section>`)).join('');
   find('breaker').innerHTML = model.live ? breaker(v) : '';
@@ -75,10 +77,10 @@ function bodyOf(shown, v) {
   }
 }
 
-function fill(only = null) {
+function fill(only) {
   const v = view();
   for (const each of stationsOf(model.config)) {
-    if (only && !only.includes(each.id)) continue;
+    if (!only.includes(each.id)) continue;
     const section = find(each.id);
     const focused = section.querySelector('.body').contains(document.activeElement)
       ? [...section.querySelectorAll('.body button, .body summary, .body [tabindex]')].indexOf(document.activeElement) : -1;
@@ -92,7 +94,7 @@ function fill(only = null) {
     section.querySelector('.numbers').open = false;
     if (focused >= 0) section.querySelectorAll('.body button, .body summary, .body [tabindex]')[focused]?.focus({ preventScroll: true });
   }
-  top(v);
+  writeLink(state, START);
 }
 
 const chip = (text, small, on, kind, n, strange = '') => (
@@ -126,7 +128,6 @@ function top(v) {
       `<button type="button" data-stack="${stack}" aria-pressed="${stack === v.stack}">${stack}</button>`)).join('')}</span>` : ''));
   const part = `${v.shape.layer(v.l)}.self_attention`;
   find('said').innerHTML = pass.has(`${part}.weights`) ? `${looksAt(v, attentionOf(v, 'self_attention'))} (layer ${v.l + 1}, head ${v.h + 1})` : '';
-  writeLink(state, START);
 }
 
 /** What the model doesn't know of this text: words, and what is past the last token. */
@@ -177,6 +178,7 @@ async function read(anew) {
     [tree, breakage] = [null, ''];
     find('wrong').textContent = '';
     headline();
+    top(view());
     for (const { id } of stationsOf(model.config)) {
       fill([id]);
       await rest();
@@ -203,6 +205,7 @@ async function read(anew) {
 }
 
 const ready = () => {
+  done = drawn;
   find('busy').hidden = true;
   document.documentElement.dataset.ready = String(drawn);
   if (goal) show(goal);
@@ -213,6 +216,7 @@ const ready = () => {
 function begun() {
   delete document.documentElement.dataset.ready;
   find('busy').hidden = false;
+  painting += 1;
   return ++drawn;
 }
 
@@ -227,17 +231,34 @@ async function grow(mine = drawn) {
 
 /** The search alone once more, with another beam or penalty. */
 async function regrow() {
-  const [mine, idle] = [drawn, document.documentElement.dataset.ready];
+  const mine = drawn;
   delete document.documentElement.dataset.ready;
   find('busy').hidden = false;
   await grow();
-  if (idle && mine === drawn) ready();
+  if (mine === done) ready();
 }
 
-function choose(changes) {
+const inSight = ({ id }) => {
+  const { top: above, bottom } = find(id).getBoundingClientRect();
+  return bottom > 0 && above < innerHeight;
+};
+
+/** Show another place of the pass: what is in sight at once, the other stations in slices. */
+async function choose(changes) {
+  const mine = ++painting;
   find('stations').classList.add('moved'); // its animations run once
   Object.assign(state, changes);
-  fill();
+  const all = stationsOf(model.config);
+  const first = all.filter(inSight);
+  delete document.documentElement.dataset.ready;
+  fill(first.map(({ id }) => id));
+  top(view());
+  for (const { id } of all.filter((each) => !first.includes(each))) {
+    await rest();
+    if (mine !== painting) return;
+    fill([id]);
+  }
+  if (drawn === done) ready();
 }
 
 /** Actions of clicks, by the button's data. */

@@ -64,10 +64,13 @@ export class Tokenizer {
   }
 }
 
-function wordsOf(ids, { kind, special }) {
-  const words = [];
-  let [before, begun] = ['', -1];
-  for (let i = 0; i < ids.length; i++) {
+/** An output is read again with each token that is added: what was read of its beginning is kept, side.read. */
+function wordsOf(ids, side) {
+  const { kind, special, read } = side;
+  const goesOn = read && read.ids.length <= ids.length && read.ids.every((id, i) => id === ids[i]);
+  const words = goesOn ? read.words.map((word) => ({ ...word })) : [];
+  let [before, begun] = goesOn ? [read.before, read.begun] : ['', -1];
+  for (let i = goesOn ? read.ids.length : 0; i < ids.length; i++) {
     const text = kind.settled(ids.slice(0, i + 1));
     if (text.length === before.length) {
       if (begun < 0 && !special.has(ids[i])) begun = i; // part of a character, which may begin a word
@@ -78,6 +81,7 @@ function wordsOf(ids, { kind, special }) {
     words.at(-1).text += text.slice(before.length);
     [before, begun] = [text, -1];
   }
+  side.read = { ids: [...ids], words: words.map((word) => ({ ...word })), before, begun };
   const rest = kind.text(ids).slice(before.length);
   if (rest && begun < 0 && words.length) words.at(-1).text += rest; // part of the last token, which began earlier
   else if (rest) words.push({ text: rest, at: Math.max(begun, 0) });

@@ -2,7 +2,7 @@
 //
 //     node with_tokenizer.mjs PAGE TASK.json ANSWER.json
 //
-// Task: {tokenizer (the text of its file), texts, rows (of ids), quick (no words)}. Answer: {ids, texts, words}.
+// Task: {tokenizer (the text of its file), texts, rows (of ids), quick (no words)}. Answer: {ids, texts, words, added}.
 
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -16,5 +16,7 @@ const found = {
   ids: texts.map((text) => tokenizer.encode(text)),
   texts: rows.map((ids) => tokenizer.decode(ids)),
   words: quick ? [] : rows.map((ids) => tokenizer.words(ids)),
+  // while an output is written its words are asked for again with each token
+  added: quick ? [] : rows.map((ids) => ids.map((_, n) => tokenizer.words(ids.slice(0, n + 1))).at(-1)),
 };
 writeFileSync(answer, JSON.stringify(found));

@@ -110,6 +110,9 @@ def test_numbers_survive_their_packing():
     for bits in (8, 16):
         back = unpacked(packed(weights, bits), bits, weights.shape)
         assert np.abs(back - weights).max() <= 0.5 / (2**bits - 1) * (1 + 1e-9)
+    ahead = np.tril(weights[..., :7])  # no row looks ahead: half of the cells are held
+    assert len(packed(ahead, 8)) < 0.6 * len(packed(ahead + 1e-3, 8))
+    assert np.abs(unpacked(packed(ahead, 16), 16, ahead.shape) - ahead).max() <= 0.5 / (2**16 - 1) * (1 + 1e-9)
     found = packed_difference(weights, weights[::-1])
     largest = np.abs(weights[::-1].astype(float) - weights).max(axis=(2, 3))
     np.testing.assert_allclose(found["largest"], largest, rtol=0.5e-3)
