@@ -235,7 +235,8 @@ def draw_side_by_side() -> Any:
         axes.set(title=title, xticks=[], yticks=[], ylabel="position")
         draw_key(axes, 1.01)
     for h in range(8):
-        panels[0].axvline(64 * h - 0.5, color=SERIES[2], linewidth=0.8)
+        if h:
+            panels[0].axvline(64 * h - 0.5, color=SERIES[2], linewidth=0.8)
         panels[0].text(64 * h + 31.5, 4.9, f"head {h + 1}", ha="center", va="center", fontsize=7)
     return figure
 

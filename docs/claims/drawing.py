@@ -167,7 +167,14 @@ def write_cells(axes: Any, texts: Sequence[Sequence[str]], size: float = 7.5) ->
     """A text in each cell of a heat map."""
     for i, row in enumerate(texts):
         for j, text in enumerate(row):
-            axes.text(j, i, text, ha="center", va="center", fontsize=size)
+            write_cell(axes, i, j, text, size)
+
+
+def write_cell(axes: Any, row: int, column: int, text: str, size: float = 7.5) -> None:
+    """On a ground of its own where the cell's colour is strong: no ink is read on it in the light and in the dark."""
+    shades = [image.cmap(image.norm(image.get_array()[row, column])) for image in axes.images]
+    ground = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8} if any(shade[3] > 0.7 for shade in shades) else None
+    axes.text(column, row, text, ha="center", va="center", fontsize=size, bbox=ground)
 
 
 def frame_cells(axes: Any, cells: Sequence[tuple[int, int]]) -> None:

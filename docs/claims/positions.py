@@ -364,6 +364,8 @@ ROWS = (
         (offset_rotation,),
         ("claims/test_positions.py::test_an_offset_is_a_rotation",),
         figure=draw_rotation,
+        slip="Notes end with the question how a sine captures relative positions. It doesn't, alone: a sine and its "
+        "cosine do. Going on by k places is one matrix for all places, and matrices make the queries and keys.",
     ),
     Row(
         12,

@@ -76,6 +76,7 @@ def one_sine() -> Found:
         "sin 1, sin 2, sin 3": single_sine([1, 2, 3])[:, 0].tolist(),
         "Lion with its sine": [*LION_KILLS_DEER[0], float(single_sine(1)[0])],
         "|sin 11 - sin 344|": abs(float(collision[0])),
+        "sin 4.2, sin 4.69, sin 4.76": single_sine([4.2, 4.69, 4.76])[:, 0].tolist(),
         "sin t · sin (t + 1), t = 1, 2": adjacent(single_sine([1, 2, 3])),
         "the same of a sine and a cosine": adjacent(sine_cosine([1, 2, 3], 1.0)),
     }
@@ -253,6 +254,7 @@ ROWS = (
             "sin 1, sin 2, sin 3": equal(0.84, 0.91, 0.14, within=5e-3),
             "Lion with its sine": equal(0.2, 0.8, 0.5, 0.84, within=5e-3),
             "|sin 11 - sin 344|": equal(1.3e-7, within=5e-9),
+            "sin 4.2, sin 4.69, sin 4.76": equal(-0.8716, -0.9997, -0.9989, within=5e-5),
             "sin t · sin (t + 1), t = 1, 2": equal(0.765, 0.128, within=5e-4),
             "the same of a sine and a cosine": equal(0.5403, 0.5403, within=5e-5),
         },
@@ -260,9 +262,11 @@ ROWS = (
         (single_sine,),
         ("claims/test_positions.py::test_rejected_a_single_sine",),
         figure=draw_waves,
-        slip="The notes say that a sine is continuous because each x has a y, which a step function has too; and "
-        "that one sine captures relative positions because it comes back. Neighbours have the product 0.765 at 1, and "
-        "0.128 at 2.",
+        slip="The notes say that a sine is continuous because each x has a y, which a step function has too, and "
+        "praise such an abstract continuous representation: beside 1, 2, 3 it also has 4.2, 4.69 and 4.76. No word "
+        "stands there, and continuous doesn't mean fine: the sines of 4.69 and 4.76 are -0.9997 and -0.9989. Nor does "
+        "one sine capture relative positions because it comes back: neighbours have the product 0.765 at 1, 0.128 at "
+        "2.",
     ),
     Row(
         8,

@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_transformer.data.built_in import NOTES
 from mlx_transformer.runtime.transformer import Transformer
 
-from .drawing import PAPER, canvas, curves, draw_key, heat_map, label_cells
+from .drawing import canvas, curves, draw_key, heat_map, label_cells, write_cell
 from .row import Found, Row, above, below, equal
 from .trained import Trained, attention_maps, open_trained
 
@@ -173,8 +173,7 @@ def draw_looking() -> Any:
         heat_map(axes, maps[layer, head], most=1.0)
         words = trained.words(source)
         label_cells(axes, words, words)
-        place = words.index(seen), words.index(asking)
-        axes.text(*place, f"{found.max():.2f}", ha="center", va="center", fontsize=7.5, color=PAPER)
+        write_cell(axes, words.index(asking), words.index(seen), f"{found.max():.2f}")
         axes.set_title(f"{asking} → {seen}: layer {layer + 1}, head {head + 1}", fontsize=8.5)
     draw_key(panels[2])
     for axes, (word, text) in zip(panels[3:], WHY.items(), strict=False):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -343,6 +345,44 @@ def test_other_models_words_and_the_tour(page: Path) -> None:
         "token", "row", "position", "cell", "heads", "norm", "logits", "break",
     ]  # fmt: skip
     assert "hidden" in tour_html[0].partition(">")[0]
+
+
+GOLDEN = Path(__file__).with_name("golden_walk.json")
+DRAWN = ("#breaker", "#tabs", "#examples", "#chips", "#picks", "#lanes", "#key", "#glossary-list", ".station")
+
+
+def as_read(page: Path) -> dict[str, dict[str, list[str]]]:
+    """Of each model and part of the page, as it begins: the text, and a digest of all that is drawn."""
+    reads = [("read", part, None) for part in DRAWN]
+    steps = [step for n in range(3) for step in (("click", f"#tabs [data-model='{n}']", None), *reads)]
+    found: dict[str, dict[str, list[str]]] = {}
+    model = ""
+    for state in after_each(page, steps)[1:]:
+        if isinstance(state, dict):
+            model = f"model {len(found)}"
+            found[model] = {}
+            continue
+        for html in state:
+            name = re.findall(r'id="([^"]*)"', html)[0]
+            words = re.sub(r"<[^>]*>", " ", re.sub(r"<i .*?</i>", "", html))
+            found[model][name] = [hashlib.sha1(html.encode()).hexdigest()[:12], " ".join(words.split())]
+    return found
+
+
+def test_the_page_is_the_one_that_was_looked_at(page: Path) -> None:
+    """Words, formulas, captions, controls and pictures, as they were when people last read them.
+
+    A change that is meant: look at the page, then write the file again with GOLDEN_WALK=write in the environment.
+    """
+    found = as_read(page)
+    if os.environ.get("GOLDEN_WALK") == "write":
+        GOLDEN.write_text(json.dumps(found, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    for model, parts in golden.items():
+        assert list(found[model]) == list(parts)
+        for name, (digest, words) in parts.items():
+            assert found[model][name][1] == words, f"{model}, {name}"
+            assert found[model][name][0] == digest, f"{model}, {name}: the same words, drawn otherwise"
 
 
 FAMILY = {
