@@ -256,24 +256,31 @@ class QuantizeSettings:
     """Text like the model's later input, one a line: half of it calibrates, the other half judges what is lost."""
     accept_loss: bool = False
     """Write the checkpoint even if it loses more on --text than the limit."""
+    dequantize: bool = False
+    """Store a quantised checkpoint's matrices as float32, exactly, e.g. to quantise it otherwise."""
     force: bool = False
     """Replace an earlier checkpoint in OUT."""
 
     def __post_init__(self) -> None:
+        if self.dequantize and replace(self, dequantize=False, force=False) != QuantizeSettings():
+            raise UserError("--dequantize chooses no integers: leave out the other options but --force")
         if problems := check_fields(self):
             raise UserError(joined(problems))
 
 
 def quantize(
-    checkpoint: Checkpoint,
+    checkpoint: Annotated[Path, Argument(help="A checkpoint, a run's folder or a published model.", check=check_there)],
     out: Annotated[Path, OutArgument("Folder of the quantised checkpoint to write, new or empty.")],
     settings: QuantizeSettings,
 ) -> None:
     """Store a checkpoint's matrices as small integers or floats, in MLX's format; every other command reads them."""
-    from mlx_transformer.convert.quantize import Calibration, quantize_checkpoint
+    from mlx_transformer.convert.quantize import Calibration, dequantize_checkpoint, quantize_checkpoint
     from mlx_transformer.core.quantization import BITS, Scheme
     from mlx_transformer.system.progress import quiet_progress
 
+    if settings.dequantize:
+        print(f"{out}: {dequantize_checkpoint(checkpoint, out, settings.force)}")
+        return
     bits = None if settings.bits is None else max(each for each in BITS if each <= settings.bits)
     mean = settings.bits if bits != settings.bits else None
     how = Calibration(method=settings.method, text=settings.text, bits=mean, accept_loss=settings.accept_loss)

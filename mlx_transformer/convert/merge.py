@@ -17,7 +17,6 @@ from mlx_transformer.core.checkpoint import (
     WEIGHTS,
     Checkpoint,
     open_checkpoint,
-    resolve,
     save_checkpoint,
     weights_digest,
 )
@@ -25,7 +24,7 @@ from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.tokenizer_files import NAMES
-from mlx_transformer.families.conversion import adapter_of, as_checkpoint, with_peft
+from mlx_transformer.families.conversion import adapter_of, as_checkpoint, folder_of, with_peft
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
 from mlx_transformer.nn.quantize import as_numpy, quantized
 from mlx_transformer.runtime.transformer import Transformer
@@ -137,8 +136,7 @@ def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool
 
 
 def _claimed(base: str | Path, adapter: str | Path, out: Target, force: bool) -> Output:
-    folder = Path(base) if Place.of(base).is_importable else resolve(base)
-    return claim(out, CHECKPOINT, force, folder, Path(adapter))
+    return claim(out, CHECKPOINT, force, folder_of(base), Path(adapter))
 
 
 def _fitting(base: Checkpoint, path: Path) -> Adapter:

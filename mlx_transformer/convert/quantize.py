@@ -17,6 +17,7 @@ Shapes: O rows, D columns, G groups of b columns in a row.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,16 +28,17 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_transformer.core.checkpoint import CHECKPOINT, WEIGHTS, open_checkpoint, resolve, save_checkpoint
+from mlx_transformer.core.checkpoint import CHECKPOINT, WEIGHTS, Checkpoint, open_checkpoint, save_checkpoint
 from mlx_transformer.core.outputs import claim
 from mlx_transformer.core.parameters import embedding_names, output_weight_name, quantizable_shapes
 from mlx_transformer.core.quantization import Packed, Quantization, Scheme, described, packed_words
+from mlx_transformer.families.conversion import as_checkpoint, folder_of
 from mlx_transformer.generation.likelihood import Divergence, divergence
-from mlx_transformer.generation.settings import files_with_weights
+from mlx_transformer.generation.settings import files_with_weights, read_settings
 from mlx_transformer.nn import Transformer as Network
 from mlx_transformer.nn.quantize import check_runs, quantization_of, quantized, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
-from mlx_transformer.system.durable import Target
+from mlx_transformer.system.durable import Output, Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.progress import Progress, no_progress
 from mlx_transformer.text.tokenizer import checked_tokenizer
@@ -185,16 +187,40 @@ def quantize_checkpoint(
 ) -> str:
     """Write a quantised copy of a checkpoint, with its tokenizer; return a summary for people.
 
-    Every linear map and embedding whose width is a multiple of the group size becomes integers.
+    Every linear map and embedding whose width is a multiple of the group size becomes integers. folder: a checkpoint or
+    a published model.
     out: new or empty, or with `force` another checkpoint, which is replaced. watch: called with the finished share and
     the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or already quantised checkpoint, if
     `out` is the checkpoint itself, if no width fits, or if more than `LARGEST_KL` is lost on `how.text`.
     """
-    output = claim(out, CHECKPOINT, force, resolve(folder), *([] if how.text is None else [Path(how.text)]))
+    output = claim(out, CHECKPOINT, force, folder_of(folder), *([] if how.text is None else [Path(how.text)]))
     watch(0, "reading")
-    checkpoint = open_checkpoint(folder)
-    if checkpoint.quantization:
-        raise UserError(f"{folder}: is quantised already; quantise the checkpoint that it was made from")
+    with as_checkpoint(folder) as made:
+        checkpoint = open_checkpoint(made)
+        if checkpoint.quantization:
+            command = f"mlx-transformer quantize {shlex.quote(str(folder))} FLOATS --dequantize"
+            raise UserError(f"{folder}: is quantised already; quantise what it was made from, or its floats: {command}")
+        return _quantized(checkpoint, output, scheme, watch, how)
+
+
+def dequantize_checkpoint(folder: str | Path, out: Target, force: bool = False) -> str:
+    """Write a quantised checkpoint, or a published model, with float32 matrices; an adapter beside it is merged."""
+    output = claim(out, CHECKPOINT, force, folder_of(folder))
+    with as_checkpoint(folder) as made:
+        checkpoint = open_checkpoint(made)
+        if not checkpoint.quantization:
+            raise UserError(f"{folder}: isn't quantised; nothing to make floats of")
+        own = files_with_weights(read_settings(checkpoint.folder, checkpoint.config), checkpoint.folder)
+        save_checkpoint(output, checkpoint.config, checkpoint.unread(), checked_tokenizer(checkpoint), **own)
+        return f"{len(checkpoint.quantization)} matrices in float32; {_sizes(checkpoint, output)}"
+
+
+def _sizes(checkpoint: Checkpoint, output: Output) -> str:
+    before, after = ((folder / WEIGHTS).stat().st_size / 1e6 for folder in (checkpoint.folder, output.path))
+    return f"{before:.1f} MB became {after:.1f} MB"
+
+
+def _quantized(checkpoint: Checkpoint, output: Output, scheme: Scheme, watch: Progress, how: Calibration) -> str:
     if not scheme.affine and (how.method, how.bits) != ("nearest", None):
         raise UserError(f"mode {scheme.mode}: is rounded to nearest; other methods and mixed bits are for mode affine")
     text, shapes = checked_tokenizer(checkpoint), quantizable_shapes(checkpoint.config)
@@ -229,8 +255,7 @@ def quantize_checkpoint(
     own = files_with_weights(model.generation, checkpoint.folder)
     save_checkpoint(output, model.config, model.weights(), text, quantization=quantization_of(model), **own)
     watch(1, "written")
-    sizes = [(path / WEIGHTS).stat().st_size / 1e6 for path in (checkpoint.folder, Path(out))]
-    about = f"{described(chosen, shapes)}; {sizes[0]:.1f} MB became {sizes[1]:.1f} MB"
+    about = f"{described(chosen, shapes)}; {_sizes(checkpoint, output)}"
     return about if lost is None else f"{about}; on other lines of {Path(str(how.text)).name}: {lost}"
 
 

@@ -331,6 +331,11 @@ def as_checkpoint(model: str | Path) -> Iterator[Path]:
         yield out
 
 
+def folder_of(model: str | Path) -> Path:
+    """The published model itself, or the folder of a checkpoint, which may be in a run's."""
+    return Path(model) if Place.of(model).is_importable else resolve(model)
+
+
 def sources(folder: Path) -> list[Path]:
     """Return the config and the weights of a published folder, or all parts of a GGUF file."""
     if folder.is_file():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shlex
+from pathlib import Path
 
 import ml_dtypes
 import mlx.core as mx
@@ -32,6 +34,7 @@ from mlx_transformer.system.errors import UserError
 pytestmark = pytest.mark.gpu_path
 
 model = pytest.fixture(scope="module")(quantized_models)
+GOLDEN = Path(__file__).parents[1] / "families" / "golden_mlx_lm"
 
 
 def rows(seed: int, count: int, width: int) -> np.ndarray:
@@ -214,6 +217,7 @@ def refused(capsys, *arguments) -> str:
 
 def test_command_line(model, tmp_path, capsys):
     plain, quantised = model(Scheme(32, 4)).parent / "plain", model(Scheme(64, 4))
+    command = f"mlx-transformer quantize {quantised} FLOATS --dequantize"
     main(["quantize", str(plain), str(tmp_path / "q"), "--bits", "3"])
     output = capsys.readouterr().out
     assert "3 bits in groups of 64" in output
@@ -223,7 +227,20 @@ def test_command_line(model, tmp_path, capsys):
     main(["quantize", str(plain), str(tmp_path / "short"), "--mode", "mxfp4"])
     assert "4 bits (mxfp4) in groups of 32" in capsys.readouterr().out
     assert "--bits 8: choose one of 4" in refused(capsys, "quantize", plain, tmp_path / "x", "--mode=mxfp4", "--bits=8")
-    assert "is quantised already" in refused(capsys, "quantize", quantised, tmp_path / "x")
+    told = refused(capsys, "quantize", quantised, tmp_path / "x")
+    assert told.endswith(f"is quantised already; quantise what it was made from, or its floats: {command}\n")
+    main(shlex.split(command.replace("FLOATS", str(tmp_path / "floats")))[1:])
+    assert_same_bits(*(dict(open_checkpoint(folder).tensors()) for folder in (tmp_path / "floats", quantised)))
+    assert not open_checkpoint(tmp_path / "floats").quantization
+    assert "isn't quantised" in refused(capsys, "quantize", plain, tmp_path / "x", "--dequantize")
+    assert "chooses no integers" in refused(capsys, "quantize", quantised, tmp_path / "x", "--dequantize", "--bits=8")
+    main(["quantize", str(GOLDEN / "llama-4"), str(tmp_path / "ours"), "--dequantize"])
+    main(["to-huggingface", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    for name in ("ours", "theirs"):
+        main(["quantize", str(tmp_path / name), str(tmp_path / f"{name}-8"), "--bits=8", "--group-size=32"])
+    ours, theirs = (tmp_path / f"{name}-8" / WEIGHTS for name in ("ours", "theirs"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    capsys.readouterr()
     assert "a mean of 7 bits: needs text" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
     assert "--group-size 16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
     assert "is the folder that is read" in refused(capsys, "quantize", plain, plain)
