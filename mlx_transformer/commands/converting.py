@@ -83,12 +83,15 @@ def to_huggingface_command(
 ) -> None:
     """Write a checkpoint in the format of `transformers`, for PyTorch, Optimum and mlx-lm too."""
     from mlx_transformer.convert import pads_either_side, to_huggingface
+    from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.families.mlx_lm import unlike_mlx_lm
 
     written = to_huggingface(checkpoint, out, force=force, mlx_lm=mlx_lm)
     note = "" if pads_either_side(written) else "; pad its inputs on the right"
     unlike = unlike_mlx_lm(read_object(written / CONFIG)) if mlx_lm else []
     note += f"; mlx-lm will give other logits: {'; '.join(unlike)}" if unlike else ""
+    if not mlx_lm and (integers := open_checkpoint(checkpoint, verify=False).quantization):
+        note += f"; {len(integers)} matrices of integers became floats: --mlx-lm keeps them"
     print(f"{written}: written{note}")
 
 

@@ -77,6 +77,9 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
     text, notes = _text(opened)
     said, left = _generation(read_settings(opened.folder, ours))
     notes += left
+    if opened.quantization:
+        again = "" if type == "f32" else ", rounded again"
+        notes.append(f"{len(opened.quantization)} matrices of integers became {type}{again}")
     arrays, narrow = _tensors(tensors, config, architecture, type)
     notes += (
         [f"{len(narrow)} matrices are float16, as their rows are no blocks of {BLOCK}: {narrow[0]}"] if narrow else []
