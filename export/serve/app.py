@@ -33,8 +33,8 @@ from .requests import OPENAI, RequestError, docs_page, error_answer, openapi
 from .translating import DETECT, STREAM, TRANSLATE, TranslationModel, detect, languages, stream, translate
 
 CLIENT_LEFT = 499  # seen in the metrics only
-HELP = f"POST /translate {TRANSLATE.example}, /translate/stream, /v1/completions, /v1/embeddings, /rerank, /predict; "
-HELP += "GET /docs, /health, /metrics\n"
+HELP = f"POST /translate {TRANSLATE.example}, /translate/stream, /v1/chat/completions, "
+HELP += "/v1/completions, /v1/embeddings, /rerank, /predict; GET /docs, /health, /metrics\n"
 OPENAI_HELP = (
     "GET /v1/models; POST /v1/completions and /v1/chat/completions to decoders, /v1/embeddings and /v1/rerank "
 )

@@ -23,6 +23,7 @@ from mlx_transformer.core.checkpoint import (
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.folders import Place
 from mlx_transformer.core.outputs import claim
+from mlx_transformer.core.quantization import Packed, packed_words
 from mlx_transformer.core.tokenizer_files import NAMES
 from mlx_transformer.families.conversion import adapter_of, as_checkpoint, folder_of, with_peft
 from mlx_transformer.generation.settings import SETTINGS, files_with_weights, read_settings
@@ -174,11 +175,27 @@ def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weig
     values = Weights()
     for name in sorted(integers):
         scheme = base.quantization[name]
-        own = base.matrices()[name].scales.dtype if scheme.affine else np.float32
-        packed = quantized(merged[name].astype(own), scheme)
+        before = base.matrices()[name].read()
+        packed = quantized(merged[name].astype(before.scales.dtype if scheme.affine else np.float32), scheme)
+        packed = _nearer(before, packed, merged[name]) if scheme.affine else packed
         stored |= packed.tensors(name)
         values[name] = packed.widened().dequantised()
     return stored, values
+
+
+def _nearer(before: Packed, fresh: Packed, w: NDArray) -> Packed:
+    """Of each group of w (O, D) the nearer integers: by the scale and bias that it had, or by new ones. Without the
+    former even matrices that an adapter hardly changes would be rounded anew."""
+    scheme, shape = before.scheme, (len(w), -1, before.scheme.group_size)
+    scales, biases = (to_float32(part)[..., None] for part in before.parts[1:])
+    steps = (w.reshape(shape) - biases) / np.where(scales == 0, 1, scales)
+    q = np.clip(np.rint(steps), 0, 2**scheme.bits - 1).astype(np.uint8).reshape(w.shape)
+    same = Packed(packed_words(q, scheme.bits), before.scales, before.biases, scheme)
+    errors = [np.square(each.widened().dequantised() - w).reshape(shape).sum(-1) for each in (same, fresh)]
+    nearer = errors[0] <= errors[1]  # (O, G)
+    chosen = np.where(np.repeat(nearer, scheme.group_size, axis=1), q, fresh.integers())
+    parts = (np.where(nearer, *pair) for pair in zip(same.parts[1:], fresh.parts[1:], strict=True))
+    return Packed(packed_words(chosen, scheme.bits), *parts, scheme)
 
 
 def _logits(model: Transformer, config: TransformerConfig) -> NDArray:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -452,7 +453,10 @@ def to_peft(
         name = os.path.normpath(opened.folder.resolve() / place)
     if not name:
         raise UserError(f"{opened.folder}: wasn't imported; --base NAME says which published model the adapter is for")
-    theirs = read_object(find_model(name).folder / CONFIG)  # DistilBERT's config of ours may be BERT's as well
+    if not (config := find_model(name).folder / CONFIG).is_file():  # e.g. of a GGUF file
+        written = f"mlx-transformer to-huggingface {shlex.quote(str(base))} OUT{' --mlx-lm' * mlx_lm}"
+        raise UserError(f"{name}: has no config.json, as an adapter's base has; {written} writes it for --base OUT")
+    theirs = read_object(config)  # DistilBERT's config of ours may be BERT's as well
     if (family := FAMILIES.get(str(theirs.get("model_type")))) is None:
         raise UserError(f"{name}: is no published model of a family that is known here")
     if reasons := differences(family, opened.config):

@@ -16,7 +16,8 @@ from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.adapter import ADAPTER, ARRAYS, linear_maps, read_adapter
 from mlx_transformer.core.card import begin_card, keys_of
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint, weights_digest
-from mlx_transformer.core.quantization import Scheme
+from mlx_transformer.core.parameters import quantizable_shapes
+from mlx_transformer.core.quantization import Packed, Scheme, packed_words
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.tensors import number_type
 from mlx_transformer.training.weights import average_checkpoints
@@ -142,6 +143,22 @@ def test_integers_become_float32_or_integers_again(base, kind, tmp_path, capsys)
     ids = [rng.integers(0, size, (4, 16)) for size in (40, 40)]
     found = [np.array(Transformer.load(tmp_path / folder)(*ids)) for folder in ("float32", "again")]
     assert f"differ by at most {np.abs(found[0] - found[1]).max():.3g} " in said
+
+
+def test_what_an_adapter_hardly_changes_is_hardly_rounded_again(tmp_path):
+    """Integers of a GGUF file's grids, that MLX would choose otherwise: rounded anew they lose 7 % of each matrix."""
+    config, rng = wide(), np.random.default_rng(5)
+    scheme, stored = Scheme(32, 4), {}
+    for name, (rows, width) in quantizable_shapes(config).items():
+        q = rng.integers(3, 13, (rows, width)).astype(np.uint8)
+        scales = rng.uniform(0.5, 1.5, (rows, width // 32)).astype(np.float32)
+        stored |= Packed(packed_words(q, 4), scales, -8 * scales, scheme).tensors(name)
+    stored |= {n: w for n, w in random_weights(config, 3).items() if n not in quantizable_shapes(config)}
+    schemes = dict.fromkeys(quantizable_shapes(config), scheme)
+    save_checkpoint(tmp_path / "base", config, stored, quantization=schemes)
+    made(tmp_path / "base", size=0.02).write(tmp_path / "adapter")
+    rounding = merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "again", requantize=True)
+    assert rounding.error <= rounding.change < 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
