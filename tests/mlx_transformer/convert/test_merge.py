@@ -158,6 +158,7 @@ def test_what_an_adapter_hardly_changes_is_hardly_rounded_again(tmp_path):
     save_checkpoint(tmp_path / "base", config, stored, quantization=schemes)
     made(tmp_path / "base", size=0.02).write(tmp_path / "adapter")
     rounding = merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "again", requantize=True)
+    assert rounding is not None
     assert rounding.error <= rounding.change < 0.01
 
 
