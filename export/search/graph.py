@@ -102,10 +102,13 @@ def _give_text(g: GraphBuilder, request: Request, operators: str, by_rows: bool,
     """
     kind = PieceOps if has_pieces(tokenizer) else ByteLevelOps if is_byte_level(tokenizer) else BytePairOps
     ops, text = kind(tokenizer, request.config), g.inputs["text"]
-    blank = is_blank(g.op, text)
     ids, mask = ops.encode(g.op, text, *(g.inputs[name] for name in TEXT_SETTINGS))
     sequences, _, scores, _ = _search(g, request, operators, by_rows, {"source_ids": ids}, mask)
-    scores = g.op.Where(g.op.Unsqueeze(blank, [1]), 0.0, scores)
+    if request.config.has_encoder:
+        blank = is_blank(g.op, text)
+        scores = g.op.Where(g.op.Unsqueeze(blank, [1]), 0.0, scores)
+    else:  # any prompt is continued
+        blank = g.op.Expand(False, g.op.Shape(text))
     g.give(translations=ops.decode(g.op, sequences, blank), scores=scores)
 
 

@@ -31,7 +31,7 @@ import onnx_ir as ir
 from export.nn.primitives import Op, table
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.translate import Translator
+from mlx_transformer.generation.translate import fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.added_tokens import CUT, WHOLE, AddedToken, added_tokens, mark_of
 from mlx_transformer.text.published_ids import roles_of
@@ -238,7 +238,7 @@ class PieceOps(TextOps):
         """Raises UserError if the vocabulary isn't SentencePiece's, doesn't fit the model, or has pieces the operators
         would cut differently from the other runtimes."""
         whole = Tokenizer(tokenizer)
-        Translator(config, whole, list)
+        fitting_tokenizer(config, whole, "model", config.architecture, "text")
         sides = side_texts(tokenizer) or {"source": tokenizer, "target": tokenizer}
         source, target = (json.loads(text) for text in sides.values())
         self.positions, self.size = config.max_positions, config.vocab_size
@@ -259,6 +259,8 @@ class PieceOps(TextOps):
         known = {token.id for token in tokens}
         self.prefixes = {x["content"]: x["id"] for x in _added(source) if not x["special"] and x["id"] not in known}
         self._read_target(target, whole)
+        if not config.has_encoder:
+            self.continues(whole)
 
     def _read_target(self, target: Mapping[str, Any], whole: Tokenizer) -> None:
         """Read each id's spelling, which ids have none, and which are bytes."""

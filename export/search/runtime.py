@@ -27,7 +27,14 @@ from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.inputs import Ids, Sources
 from mlx_transformer.core.parameters import parameter_count
-from mlx_transformer.decoding.options import EXTRA_TOKENS, Hypothesis, Options, check_options, expected_tokens
+from mlx_transformer.decoding.options import (
+    EXTRA_TOKENS,
+    Hypothesis,
+    Options,
+    check_options,
+    check_single,
+    expected_tokens,
+)
 from mlx_transformer.decoding.search import (
     UNSHARED,
     DoneShare,
@@ -57,7 +64,7 @@ from .metadata import ACTIVATIONS, ATTENTION, CONFIG, GENERATION, PRECISION, TEX
 
 if TYPE_CHECKING:
     from mlx_transformer.generation.translate import Overlong, Translation, Translator
-    from mlx_transformer.text.chat import Messages
+    from mlx_transformer.text.chat import ChatTemplates, Messages
     from mlx_transformer.text.tokenizer import Tokenizer
 
     from .vector_model import VectorModel
@@ -179,7 +186,8 @@ class SearchModel(TextVerbs):
 
     def _searched(self, verb: Any, ids: Ids | None, *arguments: Any, **how: Any) -> list[Any]:
         if self.takes_text:
-            raise UserError(f"{self.path}: takes text, not ids: call translate, or export it without text")
+            verb = "translate" if self.config.has_encoder else "complete"
+            raise UserError(f"{self.path}: takes text, not ids: call {verb}, or export it without text")
         if ids is None:
             raise UserError(f"{self.path}: takes ids, no vectors; export a folder for those")
         return super()._searched(verb, ids, *arguments, **how)
@@ -230,6 +238,36 @@ class SearchModel(TextVerbs):
             self.pieces(lines, overlong, first_line, task_prefix=task_prefix)
         else:
             super().check_lines(lines, overlong, first_line, task_prefix)
+
+    def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> Any:
+        """Continue prompts, by the graph's tokenizer if it has one, otherwise by this process's."""
+        if not self.takes_text:
+            return super().complete(prompts, stop=stop, **options)
+        from mlx_transformer.generation.stream import check_stop, until
+        from mlx_transformer.generation.translate import as_lines
+
+        if not self.config.has_decoder or self.config.has_encoder or options.pop("control_tokens", False):
+            raise UserError(f"{self.path}: continues no prompts of control tokens: export a decoder without text")
+        check_stop(stop)
+        check_single(options, "complete", "search")
+        lines = as_lines(prompts)
+        if any("\0" in line for line in lines):
+            raise UserError("a prompt holds a NUL character, at which a string of ONNX Runtime ends")
+        best = self.translated(lines, [*range(1, len(lines) + 1)], **options)
+        texts = ["".join(until([each[0].text], stop)) for each in best]
+        return texts[0] if isinstance(prompts, str) else texts
+
+    def completions(self, prompts: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+        if not self.takes_text:
+            return super().completions(prompts, **options)
+        if options.pop("scored", False) or options.pop("likeliest", 0):
+            raise UserError(f"{self.path}: takes text, and shows no tokens: export it without text")
+        return [{"text": text, "finish_reason": None} for text in self.complete(prompts, **options)]
+
+    def check_chat(self) -> ChatTemplates:
+        if self.takes_text:
+            raise UserError(f"{self.path}: takes text, in which a template's tokens are text: export it without text")
+        return super().check_chat()
 
     def stream_chat(
         self,

@@ -31,7 +31,7 @@ from export.nn.primitives import Op, scope, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
-from mlx_transformer.generation.translate import Translator
+from mlx_transformer.generation.translate import fitting_tokenizer
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.added_tokens import AddedToken
 from mlx_transformer.text.tokenizer import MASK_TOKEN, MIN_VOCAB_SIZE, Tokenizer
@@ -67,6 +67,8 @@ class TextOps(ABC):
     before: list[int] | None = None
     """Ids before each line's tokens, e.g. [<s>]."""
     after: list[int] | None = None
+    alone: int | None = None
+    """The id of an empty prompt, in a column before the others; None: no line is empty."""
 
     @abstractmethod
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -81,7 +83,17 @@ class TextOps(ABC):
     ) -> tuple[ir.Value, ir.Value]:
         """Text (B,) to ids and mask (B, S). prefix (P,) and suffix (Q,) go around each line, e.g. a language's id."""
         before, after = [prefix, self.before], [self.after, suffix]
-        return lines_of(op, *self.cut(op, text), before, after, self.pad, self.positions)
+        ids, mask = lines_of(op, *self.cut(op, text), before, after, self.pad, self.positions)
+        if self.alone is None:
+            return ids, mask
+        empty = op.Equal(op.ReduceSum(mask, [1], keepdims=1), 0)  # (B, 1)
+        first = op.Where(empty, self.alone, self.pad)
+        return op.Concat(first, ids, axis=1), op.Concat(integer(op, empty), mask, axis=1)
+
+    def continues(self, known: Tokenizer) -> None:
+        """Begin prompts as a decoder's runtimes do: behind the vocabulary's start token, if its texts have one."""
+        self.before, self.after = known.start or None, None
+        self.alone = None if self.before else known.bos_id
 
     def decode(self, op: Op, sequences: ir.Value, blank: ir.Value) -> ir.Value:
         """Ids (B, n, T) to texts (B, n), empty where the source line is blank (B,)."""
@@ -100,7 +112,7 @@ class BytePairOps(TextOps):
         """tokenizer: text of a tokenizer.json. Raises UserError if `train` didn't make it, or if it doesn't fit the
         model."""
         known = Tokenizer(tokenizer)
-        Translator(config, known, list)
+        fitting_tokenizer(config, known, "model", config.architecture, "text")
         specification = json.loads(tokenizer)
         self.size, self.positions = config.vocab_size, config.max_positions
         self.pad, self.after = known.pad_id, [known.eos_id]
@@ -118,6 +130,8 @@ class BytePairOps(TextOps):
         for id, each in bytes_of.items():
             self.spelling[id, : len(each)] = each
         self.spelling[self.size, 0] = SEPARATOR
+        if not config.has_encoder:
+            self.continues(known)
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
         """The operator's pre-tokenizer. Its input is already cut; without an expression that matches everything it
@@ -508,7 +522,7 @@ class ByteLevelOps(BytePairOps):
     """
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
-        self.before = [specification["model"]["vocab"]["<s>"]]
+        self.before = known.ends[0]
         self.begins_with_space = specification["pre_tokenizer"]["add_prefix_space"]
         return specification["pre_tokenizer"]
 

@@ -286,8 +286,6 @@ def _check_one_file(settings: ExportSettings, out: Path) -> None:
 def _check_text(plan: Plan, out: Path) -> None:
     """Raise UserError unless this model's file can take and return text."""
     folder = plan.checkpoint.folder
-    if plan.config.architecture == "decoder":
-        raise UserError(f"{folder}: a decoder's file takes ids; its tokenizer is in the metadata: export without text")
     if plan.tokenizer is None:
         raise UserError(f"{folder}: has no tokenizer.json, which text in and out needs; export without text")
     if side_texts(plan.tokenizer) is not None and not has_pieces(plan.tokenizer):

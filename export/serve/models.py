@@ -34,6 +34,9 @@ AUTO = "auto"
 """LibreTranslate's name for an unknown source language."""
 NO_LANGUAGES = "this server was not told its model's languages; leave it out, or start it with: serve en-de=DIR"
 NO_STREAM = (
+    "this server's model is one file, which gives whole texts: send the text to /translate, leave out stream and "
+    "logprobs, or serve its folder"
+)
     "this server's model is one file, which gives whole texts: leave out stream and logprobs, or serve its folder"
 )
 NO_TRANSLATOR = (

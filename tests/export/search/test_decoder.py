@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from chat_models import write_chat_model
 from combined import thinned
 from command_line import caller, refused
+from makers_tokenizers import makers_json
 from random_models import random_weights
 
 from export import OnnxTransformer
@@ -17,6 +20,7 @@ from mlx_transformer.commands.models import open_model
 from mlx_transformer.core.checkpoint import save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.system.errors import UserError
+from mlx_transformer.text.tokenizer import Tokenizer
 
 call = pytest.fixture(caller)
 
@@ -115,11 +119,44 @@ def test_what_a_file_can_not(chats, call, tmp_path) -> None:
         (lambda: file.search([[3]], candidates=[[4]]), "candidates: only an encoder-decoder model takes them"),
         (lambda: list(file.stream("once")), "gives only whole lines"),
         (lambda: file.perplexity(["once upon"]), "gives no log-probabilities: export a folder"),
-        (lambda: export_search(chats / "model", tmp_path / "text.onnx", text=True), "a decoder's file takes ids"),
+        (
+            lambda: export_search(chats / "model", tmp_path / "text.onnx", text=True),
+            "text in a graph needs a tokenizer",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             asked()
     refused(call("web", chats / "model.onnx", "-o", tmp_path / "page"), "a page that chats needs a decoder's folder")
+
+
+TEXTS = ["hello there", "x", "", " leading", "Grüße, 東京 <|im_end|>", "a\nb\n", "  two  spaces 123", "</s> <s>"]
+
+
+@pytest.mark.parametrize("kind", ["own", "gpt2"])
+def test_text_goes_in_and_comes_out(kind, call, tmp_path) -> None:
+    pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
+    text = makers_json("gpt2") if kind == "gpt2" else Tokenizer.train(["the cat sat", "on a mat"], 300).to_json()
+    known, end = Tokenizer(text), json.loads(text)["added_tokens"][0]["id"]
+    ids = {"pad_id": 5, "bos_id": end, "eos_id": end} if kind == "gpt2" else {}
+    config = TransformerConfig(**{**SIZES, "vocab_size": known.vocab_size, "decoder_layers": 1, **ids})
+    save_checkpoint(tmp_path / "model", config, random_weights(config, 3), text)
+    file = export_search(tmp_path / "model", tmp_path / "text.onnx", text=True)
+    model, graph = Transformer.load(tmp_path / "model"), open_model(file)
+    for options in ({}, {"beam": 2}, {"sample": True, "seed": 5}):
+        given = {"max_new_tokens": 8, **options}
+        found, expected = graph.complete(TEXTS, **given), model.complete(TEXTS, **given)
+        assert found == [text.replace("\0", "") for text in expected], "a graph's strings hold no NUL"
+    whole = model.complete("once", max_new_tokens=8)
+    assert graph.complete("once", stop=[whole[3]], max_new_tokens=8) == whole.partition(whole[3])[0]
+    assert call("generate", file, "once", "--max-new-tokens", "8")[:2] == (0, f"{whole}\n")
+    for asked, message in (
+        (lambda: graph.generate([[3]]), "takes text, not ids: call complete, or export it without text"),
+        (lambda: graph.chat([{"role": "user", "content": "x"}]), "takes text, in which a template's tokens are text"),
+        (lambda: graph.completions(["x"], scored=True), "shows no tokens"),
+        (lambda: graph.complete("a\0b"), "holds a NUL character"),
+    ):
+        with pytest.raises(UserError, match=message):
+            asked()
 
 
 def test_validate_proves_it_and_triton_takes_it(chats, call, tmp_path) -> None:
