@@ -37,8 +37,6 @@ NO_STREAM = (
     "this server's model is one file, which gives whole texts: send the text to /translate, leave out stream and "
     "logprobs, or serve its folder"
 )
-    "this server's model is one file, which gives whole texts: leave out stream and logprobs, or serve its folder"
-)
 NO_TRANSLATOR = (
     "this server has no translator; its models take POST /v1/chat/completions, /v1/completions, /v1/embeddings, "
     "/rerank or /predict"
