@@ -25,7 +25,7 @@ help:
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
 	@echo 'make test-slow      the checks that take minutes'
 	@echo 'make mutations      bugs put into models, and what of validate caught each (ARGS=--json)'
-	@echo 'make mutations-claims 156 mechanisms, formulas, captions and controls changed, and which tests of them fail (minutes)'
+	@echo 'make mutations-claims 171 mechanisms, formulas, captions and controls changed, and which tests of them fail (minutes)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'
 	@echo 'make graph-bytes    whether the code exports the same bytes as another revision does: BASE=main'
 	@echo 'make test-lowest    a part of the tests with the lowest versions that pyproject.toml allows'

@@ -184,6 +184,7 @@ def test_ten_questions_have_an_answer(answers: dict[str, Any]) -> None:
     for question, said in QUESTIONS.items():
         assert said in found[question][0], question
     assert sum(numbers > 0 for _, numbers in found.values()) > len(QUESTIONS)
+    assert [each["unseen"] for each in answers.values()] == [[], [], []], "each is on one screen with what shows it"
     assert answers["sentences"]["glossary"] >= 40
 
 

@@ -193,8 +193,8 @@ CHANGES: dict[str, Change] = {
     "a cache that forgets its first key": Change(
         28,
         CACHE,
-        "self.keys[:, :, start:end, :] = k\n",
-        "self.keys[:, :, start:end, :] = k\n        self.keys[:, :, 0] = 0\n",
+        "buffer[:, :, start:end, :] = x\n",
+        "buffer[:, :, start:end, :] = x\n            buffer[:, :, 0] = 0\n",
     ),
     # Costs, recurrent nets, the rest.
     "weights of half precision": Change(29, ATTENTION, SOFTMAX, SOFTMAX + ".astype(mx.float16)"),
@@ -414,9 +414,8 @@ CHANGES |= {
     "the slider of temperature does nothing": _pressed(
         SLID, WALK, "state[target.id] = Number(target.value)", "state[target.id] = state[target.id]"
     ),
-    "temperature multiplied": _pressed(
-        SLID, "walk/output_stations.js", "row.map((x) => x / T)", "row.map((x) => x * T)"
-    ),
+    "temperature multiplied": _pressed(SLID, "walk/output_stations.js", "-Infinity : x / T)", "-Infinity : x * T)"),
+    "top-k keeps one more": _pressed(SLID, "walk/output_stations.js", "v.topK || SHOWN", "v.topK + 1 || SHOWN"),
     "a beam more than chosen": _pressed(
         SLID, WALK, "state.beam = Number(target.value)", "state.beam = Number(target.value) + 1"
     ),
@@ -466,4 +465,27 @@ CHANGES |= {
     "the path of both stacks lit": _pressed(
         DRAWN, "walk/picture.js", "const lit = stack === v.stack;", "const lit = true;"
     ),
+}
+
+READ = "the_page_is_the_one_that_was_looked_at"
+KIT, WORDS = "mlx_transformer/page/kit.js", "walk/words.toml"
+
+CHANGES |= {
+    # Words, captions and pictures of the page that no rule of its own holds.
+    "a mask of what may not be seen": _pressed(READ, CELL, "mask: blue may be", "mask: blue may not be"),
+    "memory into self-attention": _pressed(
+        READ, "walk/picture.js", "=> kind === 'cross_attention');", "=> kind === 'self_attention');"
+    ),
+    "signs of a strip exchanged": _pressed(READ, KIT, "/ most : 0, v < 0]", "/ most : 0, v > 0]"),
+    "bars of half their length": _pressed(READ, KIT, "(100 * share).toFixed(1)", "(50 * share).toFixed(1)"),
+    "shades of a map that its key doesn't have": _pressed(READ, KIT, "[Math.sqrt(w), false]", "[w, false]"),
+    "a slider that ends early": _pressed(READ, "walk/output_stations.js", 'max="4" step', 'max="2" step'),
+    "a switch that says another": _pressed(READ, WORDS, "scores aren't divided by √d_k", "sums go on as they are"),
+    "a question without its answer": _pressed(READ, WORDS, "What is a token?", "Why this word?"),
+    "something to try that shows nothing": _pressed(READ, WORDS, "Set K to 4 and", "Set K to 1 and"),
+    "the net before the norm": _pressed(READ, WALK, "heads, norm, feedForward", "heads, feedForward, norm"),
+    "cosines called sines": _pressed(READ, "walk/first_stations.js", "'cos' : 'sin'}(pos", "'sin' : 'cos'}(pos"),
+    "a station of another claim": _pressed(READ, WORDS, "claim = 15", "claim = 16"),
+    "a look that takes no softmax": _pressed(READ, WORDS, "divided, then a softmax", "divided, then a mean"),
+    "a word chosen in the wrong row": _pressed(READ, WALK, "n === v.step &&", "n === v.step + 1 &&"),
 }

@@ -1,6 +1,6 @@
 // The page's state in the address, after #: a copied link shows the same page, and nothing is sent anywhere.
 
-const NUMBERS = ['model', 'word', 'step', 'layer', 'head', 'column', 'temperature', 'beam', 'alpha', 'width'];
+const NUMBERS = ['model', 'word', 'step', 'layer', 'head', 'column', 'temperature', 'topK', 'beam', 'alpha', 'width'];
 let written = '';
 
 const offText = ({ parts = [], ...whole }) => [...Object.keys(whole), ...parts.map((part) => part.join('.'))].join('~');

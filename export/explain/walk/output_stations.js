@@ -8,15 +8,17 @@ const SHOWN = 8;
 export const logits = {
   id: 'logits',
   formula: () => 'logit<sub>w</sub> = h · E<sub>w</sub>;  p<sub>w</sub> = e<sup>logit / T</sup> / Σ e<sup>logit / T</sup>',
-  controls: (v) => `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${v.temperature}"> <output>${v.temperature}</output></label>`,
+  controls: (v) => `<label class="slide">temperature <input type="range" id="temperature" min="0.1" max="4" step="0.1" value="${v.temperature}"> <output>${v.temperature}</output></label>`
+    + `<label>top-k: keep the likeliest <select id="top-k">${[0, 1, 2, 3, 5, 8].map((k) => `<option value="${k}"${k === v.topK ? ' selected' : ''}>${k || 'all'}</option>`).join('')}</select></label>`,
   body(v) {
     const { stack, i, shape } = v.out;
     const last = v.pass.has('head') ? 'head' : shape.last();
     const h = v.pass.row(last, i);
     const row = v.pass.row('logits', i);
     const T = v.temperature;
-    const p = softmax(row.map((x) => x / T));
     const order = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, SHOWN);
+    const kept = new Set(order.slice(0, v.topK || SHOWN));
+    const p = softmax(Array.from(row, (x, id) => (v.topK && !kept.has(id) ? -Infinity : x / T)));
     const chosen = v.written[i];
     if (!order.includes(chosen)) order.push(chosen);
     const rows = order.map((id) => [

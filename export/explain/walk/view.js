@@ -28,7 +28,7 @@ export function viewOf(model, pass, state, stack = null) {
   const parts = state.off.parts ?? [];
   return {
     model, pass, shape, stack: at, i, l, h,
-    c: state.column, key: state.key, large: state.large, width: state.width, temperature: state.temperature, beam: state.beam, alpha: state.alpha,
+    c: state.column, key: state.key, large: state.large, width: state.width, temperature: state.temperature, topK: state.topK, beam: state.beam, alpha: state.alpha,
     ids: reads[at], read: pieces[at], labels: labels[at], who: name(at), source: pass.pieces.source,
     vocabulary: at === 'encoder' ? config.source_vocab_size ?? model.vocabulary : model.vocabulary,
     scaled: config.scale_embeddings !== false, off: state.off, live: model.live,

@@ -25,7 +25,7 @@ export const modelOf = (n) => {
   if (!opened.has(n)) opened.set(n, data.models[n].weights ? new Live(data.models[n]) : new others.Recorded(data.models[n]));
   return opened.get(n);
 };
-const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, beam: 4, alpha: 0.6, width: 16, large: null, off: {} };
+const START = { model: 0, text: '', stack: 'encoder', word: 0, step: 0, layer: 0, head: 0, column: 0, key: null, temperature: 1, topK: 0, beam: 4, alpha: 0.6, width: 16, large: null, off: {} };
 const state = { ...START, text: data.models[0].examples[0].text, ...data.models[0].examples[0].at };
 let [model, whole, pass, station, tree, breakage, turns] = [null, null, null, 'token', null, '', ''];
 let wanted = data.models[0].examples[0].find ?? {}; // words to look at first
@@ -326,6 +326,7 @@ function changed({ target }) {
     state.off = target.value ? { ...rest, parts: [part] } : rest;
     return read(false);
   }
+  if (target.id === 'top-k') { state.topK = Number(target.value); return fill(['logits']); }
   if (target.id === 'beam-size') { state.beam = Number(target.value); return regrow(); }
   return undefined;
 }

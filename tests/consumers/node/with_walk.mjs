@@ -178,6 +178,14 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
     const listed = new Set([...document.querySelectorAll('#glossary-list b')].map((each) => each.textContent));
     return [...document.querySelectorAll('.gl')].map((each) => each.dataset.gl).filter((term) => !listed.has(term));
   });
+  answer.unseen = await page.evaluate(() => [...document.querySelectorAll('.station')].filter((station) => { // not on one screen with what shows it
+    station.scrollIntoView({ block: 'start', behavior: 'instant' });
+    const over = Math.max(...['sticky', 'now'].map((id) => document.getElementById(id)).filter((each) => getComputedStyle(each).position === 'sticky').map((each) => each.getBoundingClientRect().bottom), 0);
+    const { top, bottom } = station.querySelector('.answer').getBoundingClientRect();
+    const drawn = station.querySelector('.strip, .map, table, svg, .chips, #seen').getBoundingClientRect();
+    return top < over || bottom > innerHeight || drawn.top + 20 > innerHeight;
+  }).map(({ id }) => id));
+  await page.evaluate(() => scrollTo(0, 0));
   await page.click('#tour-start');
   answer.tour = [];
   for (; await page.isVisible('#tour'); await page.click('#tour [data-tour=next]')) answer.tour.push(await page.textContent('#tour p'));

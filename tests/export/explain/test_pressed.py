@@ -158,17 +158,23 @@ def shares(state: dict[str, Any]) -> dict[str, float]:
 def test_temperature_divides_logits_and_the_penalty_is_a_power_of_the_length(page: Path) -> None:
     steps = [
         ("set", "#temperature", "2"),
+        ("set", "#top-k", "2"),
+        ("set", "#top-k", "0"),
         ("set", "#temperature", "1"),
         ("set", "#alpha", "0"),
         ("set", "#beam-size", "1"),
         ("read", "#search .tree", None),
         ("set", "#alpha", "2"),
     ]
-    first, warm, again, plain_score, one, nodes, penalised = after_each(page, steps)
+    first, warm, few, _, again, plain_score, one, nodes, penalised = after_each(page, steps)
     assert changed(first, warm) == {"logits"}
     assert changed(first, again) == set()
     cold, hot = shares(first), shares(warm)
     a, b = list(cold)[:2]
+    kept = shares(few)
+    assert kept[a] == pytest.approx(hot[a] / (hot[a] + hot[b]), rel=1e-6), "the two likeliest share all"
+    assert [share for name, share in kept.items() if name not in (a, b)] == [0] * (len(kept) - 2)
+    assert "topK=2" in few["hash"]
     assert math.log(hot[a] / hot[b]) == pytest.approx(math.log(cold[a] / cold[b]) / 2, rel=1e-6)
     assert changed(again, plain_score) == changed(plain_score, one) == changed(one, penalised) == {"search"}
     scores = [state["sections"]["search"]["named"]["score"] for state in (plain_score, one, penalised)]
@@ -347,26 +353,27 @@ def test_other_models_words_and_the_tour(page: Path) -> None:
     assert "hidden" in tour_html[0].partition(">")[0]
 
 
+ID = re.compile(r'id="([^"]*)"')
 GOLDEN = Path(__file__).with_name("golden_walk.json")
 DRAWN = ("#breaker", "#tabs", "#examples", "#chips", "#picks", "#lanes", "#key", "#glossary-list", ".station")
 
 
 def as_read(page: Path) -> dict[str, dict[str, list[str]]]:
-    """Of each model and part of the page, as it begins: the text, and a digest of all that is drawn."""
+    """Of each model and part of the page, as it begins, and of the tour: text, and a digest of what is drawn."""
     reads = [("read", part, None) for part in DRAWN]
-    steps = [step for n in range(3) for step in (("click", f"#tabs [data-model='{n}']", None), *reads)]
+    seen = {f"model {n}": [("click", f"#tabs [data-model='{n}']", None), *reads] for n in range(3)}
+    seen["tour"] = [("click", "#tour-start", None), *[("read", "#tour", None), ("click", "[data-tour=next]", None)] * 8]
+    states = iter(after_each(page, [step for steps in seen.values() for step in steps])[1:])
     found: dict[str, dict[str, list[str]]] = {}
-    model = ""
-    for state in after_each(page, steps)[1:]:
-        if isinstance(state, dict):
-            model = f"model {len(found)}"
-            found[model] = {}
-            continue
-        for html in state:
-            name = re.findall(r'id="([^"]*)"', html)[0]
-            words = re.sub(r"<[^>]*>", " ", re.sub(r"<i .*?</i>", "", html))
-            found[model][name] = [hashlib.sha1(html.encode()).hexdigest()[:12], " ".join(words.split())]
+    for name, steps in seen.items():
+        drawn = [html for _, state in zip(steps, states, strict=False) if isinstance(state, list) for html in state]
+        found[name] = {f"{n} {ID.findall(html)[0]}": as_words(html) for n, html in enumerate(drawn)}
     return found
+
+
+def as_words(html: str) -> list[str]:
+    words = plain(re.sub(r'<i .*?</i>|<div class="terms">.*?</div>', "", html.replace("<", " <")))
+    return [hashlib.sha1(html.encode()).hexdigest()[:12], " ".join(words.split())]
 
 
 def test_the_page_is_the_one_that_was_looked_at(page: Path) -> None:
