@@ -56,10 +56,11 @@ class Rounding:
     """Standard deviation of the logits."""
 
     def __str__(self) -> str:
+        lost = "; rounding took most of the change back: --keep-adapter keeps it" * (self.error > self.change / 2)
         return (
             f"{self.matrices} matrices rounded again: relative rms error {self.error:.2%}, where the adapter had "
             f"changed them by {self.change:.2%}; logits of {ROWS} random sequences differ by at most {self.logits:.3g} "
-            f"(their standard deviation is {self.spread:.3g})"
+            f"(their standard deviation is {self.spread:.3g}){lost}"
         )
 
 

@@ -331,7 +331,7 @@ def widened(tensors: Iterable[tuple[str, NDArray]], quantization: Quantization) 
 
 def packed_words(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
     """Pack q (O, D) into words (O, D * bits / 32), the inverse of `Packed.integers`."""
-    eights = integers.reshape(len(integers), -1, 8).astype(np.uint64)  # 8 values take `bits` bytes
+    eights = np.ascontiguousarray(integers).reshape(len(integers), -1, 8).astype(np.uint64)
     shifted = eights << (np.arange(8, dtype=np.uint64) * np.uint64(bits))
     octets = np.bitwise_or.reduce(shifted, axis=-1).astype("<u8").view(np.uint8).reshape(*eights.shape[:2], 8)
     return np.ascontiguousarray(octets[..., :bits]).reshape(len(integers), -1).view("<u4")

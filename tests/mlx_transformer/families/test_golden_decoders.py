@@ -217,18 +217,45 @@ WRONG: dict[str, tuple[str, dict]] = {
     "norms of each head": ("olmo2", dict(query_key_norm_place="before")),
     "no factor of sums": ("granite", dict(residual_scale=None)),
     "no norm of queries and keys": ("qwen3", dict(query_key_norm=False)),
+    "no factor of embeddings": ("granite", dict(embedding_scale=None)),
+    "granite's scores by the width of heads": ("granite", dict(attention_scale=None)),
+    "no factor of logits": ("granite", dict(logit_scale=None)),
+    "no second norm": ("gemma3", dict(norm_placement="pre")),
+    "gemma's gate by erf": ("gemma", dict(activation="gelu")),
+    "no window beside layers without positions": (
+        "smollm3-window",
+        dict(layer_pattern=[{}, {"positions": "none"}, {}]),
+    ),
 }
+SCALED: dict[str, tuple[str, dict]] = {
+    "no factor of cosines": ("qwen3-yarn", dict(attention_factor=1.0)),
+    "another factor of yarn": ("qwen2", dict(factor=2.0)),
+    "without mscale": ("qwen2-mscale", dict(attention_factor=1.0)),
+    "another low bound": ("llama3", dict(low=2.0)),
+    "texts taken for long ones": ("phi3-long", dict(length=8)),
+    "another factor of long texts": ("phi3-long", dict(attention_factor=1.0)),
+}
+"""Numbers of rotary_scaling, as those of WRONG."""
 
 
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", [*WRONG, *SCALED])
 def test_a_wrong_option_is_caught(what: str, imported: Callable[[str], Path]) -> None:
-    name, changes = WRONG[what]
+    name, changes = (WRONG | SCALED)[what]
     given, opened = answers(name), open_checkpoint(imported(name))
+    if what in SCALED:
+        changes = dict(rotary_scaling={**opened.config.rotary_scaling, **changes})
     config = dataclasses.replace(opened.config, **changes)
     stored = {name: np.asarray(array) for name, array in opened.tensors()}
     shapes = parameter_shapes(config)
     weights = {name: np.resize(stored[name], shape) for name, shape in shapes.items()}
     truth = true_logits(config, weights, given["ids"], given["mask"])
+    assert not passes(given["logits"], truth).passed
+
+
+def test_norms_of_gemma_are_one_more_than_stored(imported: Callable[[str], Path]) -> None:
+    given, opened = answers("gemma2"), open_checkpoint(imported("gemma2"))
+    weights = {name: np.asarray(array) - name.endswith("norm.weight") for name, array in opened.tensors()}
+    truth = true_logits(opened.config, weights, given["ids"], given["mask"])
     assert not passes(given["logits"], truth).passed
 
 

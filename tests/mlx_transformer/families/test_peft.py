@@ -96,7 +96,8 @@ def test_merged_into_integers_only_what_it_changes_is_rounded_again(tmp_path: Pa
     assert after.quantization == before.quantization
     stored = dict(before.stored())
     changed = {name for name, array in after.stored() if not np.array_equal(array, stored[name])}
-    assert changed == set(Scheme(128, 4).tensors(f"{target}.weight"))
+    assert f"{target}.weight" in changed
+    assert changed <= set(Scheme(128, 4).tensors(f"{target}.weight"))
 
 
 BASES = ["golden/umt5", "golden_encoders/modernbert-tokens", "golden_encoders/distilbert", "golden_decoders/gpt2"]
@@ -138,6 +139,8 @@ def test_an_adapter_for_peft_needs_its_base(tmp_path: Path) -> None:
     made(tmp_path / "base", rank=2).write(tmp_path / "adapter")
     with pytest.raises(UserError, match="BART has no such model"):
         to_peft(tmp_path / "base", tmp_path / "adapter", tmp_path / "out", str(HERE / "golden/bart"))
+    with pytest.raises(UserError, match=r"a\.gguf: has no config.json, .*/base OUT --mlx-lm writes it"):
+        to_peft(tmp_path / "base", tmp_path / "adapter", tmp_path / "out", str(tmp_path / "a.gguf"), mlx_lm=True)
     save_checkpoint(tmp_path / "own", wide(), random_weights(wide(), 3))
     made(tmp_path / "own").write(tmp_path / "of-own")
     with pytest.raises(UserError, match="wasn't imported; --base NAME"):
