@@ -498,10 +498,11 @@ def _behind(op: Op, values: ir.Value, begins: ir.Value) -> ir.Value:
 @cache
 def word_characters() -> str:
     r"""The characters that `tokenizers` takes for parts of a word (Rust's \w), as members of a class of RE2; it is
-    asked about each."""
+    asked about each. Planes 4 to 13 of Unicode are empty, 15 and 16 private."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\0": 0}, unk_token="\0"))
     backend.add_tokens([tokenizers.AddedToken("T", single_word=True, normalized=False)])
-    every = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x110000)) if chr(code) not in " T"]
+    codes = (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xF0000))
+    every = [chr(code) for code in codes if chr(code) not in " T"]
     encodings = (
         backend.encode("".join(f" T{letter}" for letter in every[i : i + 4096])) for i in range(0, len(every), 4096)
     )

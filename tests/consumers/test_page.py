@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import HERE
-from golden_tokens import FOLDERS, golden
+from golden_tokens import FOLDERS, golden, has_decoder
 from hard_text import code_points
 from published_folders import KINDS, checkpoint
 from published_text import lines
@@ -121,7 +121,7 @@ def test_the_page_cuts_text_as_python_does(kind: str, tmp_path: Path) -> None:
     assert all([word["at"] for word in words] == sorted({word["at"] for word in words}) for words in found["words"])
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if golden(name)[2].architecture != "encoder"])
+@pytest.mark.parametrize("name", [*filter(has_decoder, FOLDERS)])
 def test_the_page_finds_tokens_that_a_maker_added(name: str, tmp_path: Path) -> None:
     facts, text, _ = golden(name)
     tokenizer, texts = (

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import tokenizers
-from golden_tokens import FOLDERS, golden
+from golden_tokens import FOLDERS, has_decoder
 from serving import client
 
 from export import OnnxTransformer, SearchModel, export_onnx, export_search
@@ -145,11 +145,7 @@ def test_logits(name: str, folders: Path, ours: Callable[[str], Path]) -> None:
         assert measured.passed, (runtime, measured)
 
 
-def is_seq2seq(name: str) -> bool:
-    return golden(name)[2].architecture != "encoder"
-
-
-TRANSLATORS = [name for name in FOLDERS if is_seq2seq(name)]
+TRANSLATORS = [*filter(has_decoder, FOLDERS)]
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)

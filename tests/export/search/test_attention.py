@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combined import thinned
+from combined import SLOW, thinned
 from command_line import caller, refused
 from copying_model import write_copying_model
 from ending_models import POST_NORM, PRE_NORM, made, rows
@@ -26,7 +26,10 @@ REQUESTS = [
 call = pytest.fixture(caller)
 
 
-@pytest.fixture(scope="module", params=[("post-norm", "portable"), ("pre-norm", "cpu")], ids=str)
+MODELS = [pytest.param(("post-norm", "portable"), marks=SLOW), ("pre-norm", "cpu")]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
 def models(request, tmp_path_factory):
     """The reference in float64 and in float32; what runs the file, and the folder step by step; the file without."""
     name, target = request.param
@@ -47,6 +50,7 @@ def weights_of(reference, source, ids):
     return points["decoder.layers.0.cross_attention.weights"].mean(axis=1)[0]
 
 
+@pytest.mark.fast("('pre-norm', 'cpu')-{}", "('pre-norm', 'cpu')-{'beam': 4, 'n_best': 4, 'max_new_tokens': 7}")
 @pytest.mark.parametrize("options", REQUESTS, ids=str)
 def test_it_is_that_of_the_hypotheses_step_by_step(models, options):
     references, *runners, _ = models
@@ -98,12 +102,12 @@ def copying(tmp_path_factory):
 @pytest.mark.parametrize("precision", thinned(["float32", "int8"], 2))
 def test_translate_aligns_with_it(call, copying, tmp_path, precision):
     one = tmp_path / "one.onnx"
-    options = ["--search", "--attention", "--precision", precision, "--target", "cpu", "--accept-loss"]
+    options = ["--search", "--attention", "--precision", precision, "--accept-loss"]
     assert call("export", copying / "model", one, *options)[0] == 0
     lines = ["one two three.", "", "four"]
     status, out, _ = call("translate", one, "--alignment", "--beam", 2, stdin="".join(f"{x}\n" for x in lines))
     assert (status, out) == (0, "one two three.\t0-0 1-1 2-2\n\t\nfour\t0-0\n")
-    assert compare(copying / "model", one, ["onnxruntime"], longest=12, threads=1).equal
+    assert compare(copying / "model", one, ["onnxruntime"], longest=6, threads=1).equal
 
 
 def test_refusals(call, copying, tmp_path):

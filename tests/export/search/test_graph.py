@@ -52,12 +52,13 @@ def equal(results, expected):
         np.testing.assert_allclose([h.score for h in row], [h.score for h in other], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("options", REQUESTS, ids=str)
+@pytest.mark.parametrize("options", thinned(REQUESTS, 3), ids=str)
 def test_finds_what_mlx_finds(both, options):
     model, graph = both
     equal(graph.search(rows(), **options), model.search(rows(), **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_one_file_holds_vectors_of_any_width(target, tmp_path):
     """Those within the loop too, which lie in a data file until all is written."""
@@ -151,7 +152,7 @@ SAMPLING = [
 ]
 
 
-@pytest.mark.parametrize("options", SAMPLING, ids=str)
+@pytest.mark.parametrize("options", thinned(SAMPLING, 3), ids=str)
 def test_draws_what_mlx_draws(both, options):
     """Both sides part only where two scores are as near as rounding, which these aren't."""
     model, graph = both
@@ -164,7 +165,7 @@ def test_draws_what_mlx_and_the_exported_package_draw(sampling, tmp_path):
     model, checkpoint = made(tmp_path, **PRE_NORM, vocab_size=700)
     graph = SearchModel(export_search(checkpoint, tmp_path / "search.onnx"), threads=1)
     portable = OnnxTransformer(export_onnx(checkpoint, tmp_path / "portable"), threads=1)
-    source = rows(20, 700)
+    source = rows(9, 700)
     for options in sampling:
         drawn = model.generate(source, sample=True, **options)
         assert graph.generate(source, sample=True, **options) == drawn
@@ -187,6 +188,7 @@ def test_a_row_has_its_number_in_the_batch_unless_told(both):
     assert first_tokens(rows=np.array([4, 1])) == [drawn[4], drawn[1]]
 
 
+@pytest.mark.fast("post-norm portable")
 def test_draws_have_the_model_s_distribution(both):
     model, graph = both
     logits = first_probabilities(model)
@@ -234,6 +236,7 @@ def wide(tmp_path_factory):
     return lambda target: (checkpoint, file(target))
 
 
+@pytest.mark.fast("int4-portable")
 @pytest.mark.parametrize(
     ("precision", "target"),
     combined(["int8", "int8-weights", "int4", "float16", "bfloat16"], ["portable", "cpu"], step=2),
@@ -251,6 +254,7 @@ def test_lower_precisions(wide, tmp_path, target, precision):
         assert abs(row.score - other.score) < allowed * abs(other.score)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_a_checkpoint_quantised_by_mlx(tmp_path, target):
     """Its integers stay what they are, in the loop's graph too."""

@@ -35,6 +35,7 @@ def forced(model, longest):
     return [rng.integers(3, model.config.vocab_size, rng.integers(0, longest + 1)).tolist() for _ in rows()]
 
 
+@pytest.mark.fast("pre-norm cpu-{}-1", "pre-norm cpu-{'sample': True, 'seed': 7, 'temperature': 1.5}-1")
 @pytest.mark.parametrize(("options", "longest"), combined(REQUESTS, [1, 4], step=2), ids=str)
 def test_finds_what_mlx_finds(both, options, longest):
     model, graph = both
@@ -73,6 +74,7 @@ def test_what_can_t_be_forced_is_refused(both):
         graph.search([[5, 2]], [[5], [6]])
 
 
+@pytest.mark.fast("input-prefix")
 @pytest.mark.parametrize(("side", "name"), [("input", "prefix"), ("input", "end_ids"), ("output", "scores")])
 def test_a_file_without_one_of_its_inputs_or_outputs_is_refused(side, name, tmp_path):
     _, checkpoint = made(tmp_path, **POST_NORM)

@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from golden_tokens import FOLDERS, golden
+from combined import thinned
+from golden_tokens import FOLDERS, golden, has_decoder
 from published_folders import KINDS, checkpoint
 from published_text import lines
 
@@ -60,11 +61,12 @@ def of_text(tokenizer: Tokenizer, config: TransformerConfig) -> ort.InferenceSes
     )
 
 
+@pytest.mark.fast("t5", "nllb of BPE", "marian", "bart")
 def test_ids_and_text_are_those_of_the_runtimes(model):
     tokenizer, config = Tokenizer.load(model), Transformer.load(model).config
     session = of_text(tokenizer, config)
     texts = [
-        *lines()[::60],
+        *lines()[::240],
         *OF_CODES,
         "a <extra_id_3>  b<mask>",
         "<mask><extra_id_0>x",
@@ -86,7 +88,7 @@ def test_ids_and_text_are_those_of_the_runtimes(model):
     assert single[0][: len(expected[5])].tolist() == expected[5]
 
 
-@pytest.mark.parametrize("name", [name for name in FOLDERS if golden(name)[2].architecture != "encoder"])
+@pytest.mark.parametrize("name", thinned(filter(has_decoder, FOLDERS), 3))
 def test_tokens_that_a_maker_added(name):
     facts, text, config = golden(name)
     tokenizer = Tokenizer(text)

@@ -189,6 +189,7 @@ def model(tokenizer, tmp_path_factory):
     return model, checkpoint
 
 
+@pytest.mark.fast("{}")
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 3, "max_new_tokens": 20}], ids=str)
 def test_translations(model, tokenizer, corpus, tmp_path, options):
     mlx, checkpoint = model
@@ -206,6 +207,7 @@ def test_translations(model, tokenizer, corpus, tmp_path, options):
     assert graph.translate(lines, **single) == [row[0].text for row in translations]
 
 
+@pytest.mark.fast("text")
 @pytest.mark.parametrize("text", [True, False], ids=["text", "ids"])
 def test_long_lines_as_on_the_host(model, tokenizer, tmp_path, text):
     mlx, checkpoint = model
@@ -245,6 +247,7 @@ def test_errors(model, tokenizer, tmp_path, monkeypatch):
         SearchModel(tmp_path / "text.onnx")
 
 
+@pytest.mark.slow
 def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
     """As a package is; here by a limit that none can reach."""
     monkeypatch.setitem(LIMITS, "int4", Limits(1.1, 0.5, 2.0, 0.2))
@@ -257,6 +260,7 @@ def test_a_lower_precision_is_judged(model, corpus, tmp_path, monkeypatch):
     assert export_search(checkpoint, out, accept_loss=True, **gate).exists()
 
 
+@pytest.mark.fast("cli")
 @pytest.mark.parametrize("main", [cli.main, lambda arguments: build(["build", *arguments[1:]])], ids=["cli", "export"])
 def test_on_the_command_line(model, tmp_path, capsys, main):
     _, checkpoint = model

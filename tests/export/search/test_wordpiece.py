@@ -86,7 +86,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("form", "step"), [("uncased", 60), *(pytest.param(form, 9, marks=SLOW) for form in FORMS)])
+@pytest.mark.parametrize(("form", "step"), [("uncased", 240), *(pytest.param(form, 9, marks=SLOW) for form in FORMS)])
 def test_ids_are_the_tokenizer_s_in_every_line(form: str, step: int, tmp_path: Path) -> None:
     """step: of the lines that are hard, each so many-th."""
     text = tokenizer(tmp_path, **FORMS[form])
@@ -197,6 +197,7 @@ def test_what_isn_t_written(checkpoint: Path, tmp_path: Path) -> None:
     refused("needs BertNormalizer, BertPreTokenizer, WordPiece, and this one has None, Sequence, BPE", ours, plain)
 
 
+@pytest.mark.fast("v5/bert")
 @pytest.mark.parametrize("name", thinned(["v4/bert", "v5/distilbert", "v5/bert"], 2))
 def test_tokens_that_a_maker_added(name):
     pytest.importorskip("onnxruntime_extensions", reason="pip install -e '.[text]'")
