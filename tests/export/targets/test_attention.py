@@ -43,6 +43,7 @@ def judged(report):
     return {point.path: point.passed for point in points}
 
 
+@pytest.mark.fast("modern-cpu", "odd widths-portable")
 @pytest.mark.parametrize(
     ("name", "target"), combined(["paper", "modern", "odd widths", "turned heads"], GRAPHS_OF_THEIR_OWN)
 )
@@ -52,6 +53,7 @@ def test_what_changes_attention(name, target, tmp_path):
     assert judged(report) == dict.fromkeys(WAYS[target], True)
 
 
+@pytest.mark.fast("cpu-int4")
 @pytest.mark.parametrize(
     ("target", "precision"), thinned_rows([("portable", "int8"), ("web", "float16"), ("cpu", "int4")], 2)
 )
@@ -62,6 +64,7 @@ def test_lower_precisions(target, precision, tmp_path):
     assert judged(report) == dict.fromkeys(WAYS[target], True)
 
 
+@pytest.mark.slow
 def test_beside_mlx(tmp_path):
     report = compare(*exported(tmp_path), ["mlx", "onnxruntime"], longest=8, threads=1, searches=False)
     assert report.equal, (report.seed, report.failures())

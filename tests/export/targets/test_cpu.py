@@ -83,7 +83,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), combined(CONFIGS, REQUESTS), ids=str)
+@pytest.mark.parametrize(("name", "options"), combined(CONFIGS, REQUESTS, step=2), ids=str)
 def test_searches(models, name, options):
     three = models[name]
     options = {"max_new_tokens": 30, **options}
@@ -187,6 +187,7 @@ def test_beams_follow_any_parents(models):
     assert tokens_so_far.shape[2] > POSITIONS
 
 
+@pytest.mark.fast("{}", "{'sample': True, 'seed': 2}")
 @pytest.mark.parametrize("options", [{}, {"beam": 4}, {"sample": True, "seed": 2}], ids=str)
 def test_several_batches_at_a_time(models, options, monkeypatch):
     """On small models, one thread each; on larger ones one batch after the other."""

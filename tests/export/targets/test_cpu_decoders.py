@@ -57,6 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OnnxTransformer:
     return OnnxTransformer(folder, threads=1)
 
 
+@pytest.mark.fast("turned inside")
 @pytest.mark.parametrize("name", thinned(MODELS, 3))
 def test_every_kind_of_attention(name: str, tmp_path: Path) -> None:
     checkpoint, cpu = written(tmp_path, MODELS[name])

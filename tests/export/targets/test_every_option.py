@@ -18,6 +18,7 @@ from export.validate import compare
 ELSEWHERE = {"portable", "cpu"}
 
 
+@pytest.mark.fast("causal=True-web")
 @pytest.mark.parametrize(
     ("name", "target"), combined(CHOICES, [name for name in TARGETS if name not in ELSEWHERE], step=8)
 )

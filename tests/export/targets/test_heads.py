@@ -50,6 +50,7 @@ def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: P
     assert report.equal, report.failures()
 
 
+@pytest.mark.fast("classes-{'precision': 'int8'}", "pooled-{'precision': 'float16'}")
 @pytest.mark.parametrize(
     ("name", "options"),
     combined(["pooled", "classes", "mean", "spans"], [dict(precision="float16"), dict(precision="int8")]),

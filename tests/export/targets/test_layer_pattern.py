@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
 """Models of which every layer is another."""
 
 
+@pytest.mark.fast("heads-{}", "a table in each layer-{'target': 'cpu'}")
 @pytest.mark.parametrize(
     ("name", "options"),
     combined(OWN, [{}, dict(target="cpu"), dict(precision="int8")], step=2),
@@ -77,10 +78,11 @@ def test_layers_of_their_own_are_equal_in_every_target(name: str, options: dict[
         options = {k: v for k, v in options.items() if k == "precision"}
     model, onnx = write_model(config_of(**OWN[name]), tmp_path, 5, accept_loss=True, **options)
     runtimes = ["onnxruntime"] if options else ["mlx", "onnxruntime"]
-    report = compare(model, onnx, runtimes, 5, threads=1, searches=not options)
+    report = compare(model, onnx, runtimes, 5, threads=1, searches=False)
     assert report.equal, report.failures()
 
 
+@pytest.mark.fast("heads-portable")
 @pytest.mark.parametrize(("name", "target"), combined([n for n in OWN if n != "decoder"], ["portable", "cpu"], step=3))
 def test_the_search_inside_a_graph_is_equal(name: str, target: str, tmp_path: Path) -> None:
     model, _ = write_model(config_of(**OWN[name]), tmp_path, 5)
@@ -113,6 +115,7 @@ def config_of(**changes: Any) -> TransformerConfig:
     return TransformerConfig.from_dict({"architecture": "encoder", **SIZES, **changes})
 
 
+@pytest.mark.fast("every third global-{'precision': 'float16'}", "modern-{'target': 'cpu'}", "all local-{}")
 @pytest.mark.parametrize(
     ("name", "options"),
     combined(CONFIGS, [{}, dict(target="cpu"), dict(precision="float16")]),

@@ -64,6 +64,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return OnnxTransformer(out, threads=1)
 
 
+@pytest.mark.fast(*(f"{model}-{choice}" for model in ("tied float32", "student int8") for choice in CHOICES))
 @pytest.mark.parametrize("options", CHOICES.values(), ids=CHOICES)
 def test_every_search_finds_what_all_logits_give(model: OnnxTransformer, options: dict[str, Any]) -> None:
     rows, own = listed_inputs(model.config)

@@ -67,6 +67,7 @@ def test_a_table_is_that_of_transformers_at_far_positions() -> None:
     assert np.abs(cos - np.cos(9999 * 10.0 ** -np.arange(4))).max() > 1e-5  # float64's are others
 
 
+@pytest.mark.fast("partial", "longrope")
 @pytest.mark.parametrize(
     "name",
     [name if name in ("by layer", "longrope", "partial") else pytest.param(name, marks=SLOW) for name in SCALINGS],

@@ -87,6 +87,7 @@ def vectors(model: OnnxTransformer, rows: list[list[int]], graph: bool = True) -
     return embedder.vectors(rows, of_text=False)
 
 
+@pytest.mark.fast("mean-portable", "three heads-cpu", "dense-web")
 @pytest.mark.parametrize(("made", "package"), combined(MADE, PACKAGES))
 def test_it_is_the_reference_s_by_the_rule_in_whatever_company(made: str, package: str, tmp_path: Path) -> None:
     checkpoint, folder = written(MADE[made], tmp_path, **PACKAGES[package])
@@ -230,6 +231,7 @@ def test_a_folder_that_says_nonsense_of_vectors_is_damaged(told: Any, tmp_path: 
         OnnxTransformer(folder, verify=False)
 
 
+@pytest.mark.fast("mean-portable-5", "mean-cpu-16", "all ways-web-16")
 @pytest.mark.parametrize(
     ("made", "package", "width"),
     [

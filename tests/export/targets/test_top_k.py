@@ -89,6 +89,7 @@ def test_blocks_are_only_where_they_help():
     assert [block_size(width) for width in (32000, 37000, 58101)] == [64, 74, 107]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_in_a_search_graph(tmp_path, target):
     model, checkpoint = made(tmp_path, **POST_NORM, vocab_size=16640)

@@ -63,6 +63,7 @@ PROVED = {
 }
 
 
+@pytest.mark.fast("an encoder alone")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("cpu", "an encoder alone") else SLOW) for name in PROVED]
 )
@@ -80,6 +81,7 @@ def test_validate_proves_it_for_vectors_of_no_table(name: str, tmp_path) -> None
     assert {point.runtime for point in report.points if point.tap == "encoder.embedding"} == {"mlx:cpu", "onnxruntime"}
 
 
+@pytest.mark.fast("cpu")
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_validate_proves_the_attention_to_vectors(target: str, tmp_path) -> None:
     checkpoint = saved(tmp_path, encoder_decoder("paper"))
@@ -108,6 +110,7 @@ def test_a_graph_that_does_something_else_is_caught(made, tmp_path) -> None:
     assert [culprit.point for culprit in report.culprits] == ["encoder.embedding"]
 
 
+@pytest.mark.fast("own")
 @pytest.mark.gpu_path
 @pytest.mark.usefixtures("device_choices")
 def test_both_runtimes_encode_and_write_the_same(made) -> None:

@@ -67,6 +67,7 @@ def opened(folder: Path, config: TransformerConfig) -> tuple[Path, Path, Any, An
     return checkpoint, package, open_checkpoint(checkpoint), dict(open_checkpoint(checkpoint).tensors())
 
 
+@pytest.mark.fast("encoder")
 @pytest.mark.parametrize("architecture", thinned(["encoder", "encoder-decoder", "decoder"], 2))
 def test_an_original_of_any_architecture_judges_every_runtime(
     architecture: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from combined import each_value
+from combined import SLOW, each_value
 from covering_configs import BASE, COVERING, assert_agreement, config_of, configs, name_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -38,9 +38,19 @@ def test_no_field_is_forgotten() -> None:
         assert len({getattr(config, name) for config in configs}) > 1, f"{name} has one value in all: vary it by hand"
 
 
-@pytest.mark.parametrize("choice", each_value(COVERING), ids=name_of)
-def test_runtimes_agree(choice: Choice, tmp_path: Path) -> None:
-    assert_agreement(config_of(choice), tmp_path, seed=sum(choice))
+FAST = [row.values[0] for row in each_value(COVERING) if not row.marks]
+
+
+@pytest.mark.parametrize(
+    ("choice", "searches"),
+    [
+        *(pytest.param(row, False, id=name_of(row)) for row in FAST),
+        *(pytest.param(row, True, id=f"{name_of(row)}, with searches", marks=SLOW) for row in COVERING),
+    ],
+)
+def test_runtimes_agree(choice: Choice, searches: bool, tmp_path: Path) -> None:
+    """Searches of fewer configs are in `test_validate.py` and in the tests of the targets."""
+    assert_agreement(config_of(choice), tmp_path, sum(choice), searches)
 
 
 @pytest.mark.slow
@@ -54,10 +64,10 @@ def test_runtimes_agree_on_any_config(config: TransformerConfig, seed: int) -> N
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(d_ff=1, d_k=1, d_v=1),
-        dict(max_positions=1),
+        pytest.param(dict(d_ff=1, d_k=1, d_v=1), marks=SLOW),
+        pytest.param(dict(max_positions=1), marks=SLOW),
         dict(max_positions=2, vocab_size=3),
-        dict(d_model=2, heads=1, d_ff=1, norm="rmsnorm", positions="none"),
+        pytest.param(dict(d_model=2, heads=1, d_ff=1, norm="rmsnorm", positions="none"), marks=SLOW),
         dict(architecture="decoder", encoder_layers=0, tie_embeddings="none", max_positions=1, positions="learned"),
         dict(architecture="encoder", decoder_layers=0, max_positions=1, vocab_size=3, heads=1, d_k=2, d_v=1),
     ],

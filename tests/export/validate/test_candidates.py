@@ -26,6 +26,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_model(config, tmp_path_factory.mktemp("listed"), target="cpu")
 
 
+@pytest.mark.fast("shortlist")
 @pytest.mark.parametrize("listed", [False, True], ids=["half of all", "shortlist"])
 def test_logits_and_searches_among_candidates(package: tuple[Path, Path], listed: bool, tmp_path: Path) -> None:
     checkpoint, exported = package
@@ -33,7 +34,7 @@ def test_logits_and_searches_among_candidates(package: tuple[Path, Path], listed
     (tmp_path / "lex.bin").write_bytes(shortlist_bytes(lists))
     chosen = tmp_path / "lex.bin" if listed else "none"
     runtimes = ["mlx", "onnxruntime"] if listed else ["onnxruntime"]
-    report = compare(checkpoint, exported, runtimes, seed=1, threads=1, shortlist=chosen)
+    report = compare(checkpoint, exported, runtimes, seed=1, threads=1, longest=8, shortlist=chosen)
     assert report.equal, report.failures()
     assert [point.runtime.split()[0] for point in report.points if point.path == AMONG] == ["onnxruntime"]
     searched = [check.runtime for check in report.tokens if check.search.endswith(SEARCHES)]

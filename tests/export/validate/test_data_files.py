@@ -81,6 +81,7 @@ def set_place(key: str, change: Callable[[int], int]) -> Callable[[onnx.TensorPr
     return edit
 
 
+@pytest.mark.slow
 def test_data_files_with_several_links_are_read(exported: tuple[Path, Path], changed: Path, tmp_path: Path) -> None:
     """onnx's own readers refuse them, and a copy by `cp -l`, a snapshot or a package's cache has them."""
     for file in changed.glob("*.onnx_data"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runtimes
-from combined import combined, thinned
+from combined import combined, slow, thinned
 from random_models import write_model
 from small_models import alone, encoder_decoder
 
@@ -38,6 +38,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     return {name: write_model(c, tmp_path_factory.mktemp("m"), 1) for name, c in CONFIGS.items()}
 
 
+@pytest.mark.fast("onnxruntime:cpu:none-paper", "onnxruntime:cpu:extended-encoder", "reference-encoder")
 @pytest.mark.parametrize(("runtime", "model"), combined([*runtimes.strict(), *runtimes.lower()], CONFIGS, step=2))
 def test_the_same_function(runtime: str, model: str, exported: dict[str, tuple[Path, Path]]) -> None:
     report = compare(*exported[model], [runtime], longest=24, threads=1)
@@ -47,6 +48,7 @@ def test_the_same_function(runtime: str, model: str, exported: dict[str, tuple[P
 ONNX_RUNTIMES = [name for name in runtimes.strict() if name.startswith("onnxruntime:")]
 
 
+@pytest.mark.fast("onnxruntime:cpu:basic-1")
 @pytest.mark.parametrize(("runtime", "threads"), combined(ONNX_RUNTIMES, [1, 2], step=2))
 def test_any_number_of_threads(runtime: str, threads: int, exported: dict[str, tuple[Path, Path]]) -> None:
     report = compare(*exported["paper"], [runtime], longest=24, threads=threads, searches=False)
@@ -55,6 +57,7 @@ def test_any_number_of_threads(runtime: str, threads: int, exported: dict[str, t
     assert report.runtimes[0].details["graph optimisation"] == runtime.split(":")[2]
 
 
+@pytest.mark.fast("onnxruntime")
 @pytest.mark.parametrize("runtime", ["mlx:cpu", "onnxruntime"])
 def test_the_order_of_a_batchs_rows_does_not_matter(runtime: str, exported: dict[str, tuple[Path, Path]]) -> None:
     """No false alarm, and the same logits but for rounding, whatever rows a row has beside it."""
@@ -67,6 +70,7 @@ def test_the_order_of_a_batchs_rows_does_not_matter(runtime: str, exported: dict
     assert report.equal, report.failures()
 
 
+@slow
 @pytest.mark.parametrize("target", thinned(TARGETS, 5))
 def test_every_target_is_what_mlx_computes(target: str, tmp_path: Path) -> None:
     """By what is judged without being asked: MLX on the CPU, on a GPU where there is one, and the exported files."""

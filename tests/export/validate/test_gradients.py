@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combined import thinned
+from combined import slow, thinned
 from random_models import random_weights, write_model
 from small_models import configs
 
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu_path
 CONFIGS = configs()
 
 
+@pytest.mark.fast("untied, encoder", "positions=sinusoidal_halves, decoder")
 @pytest.mark.parametrize("name", thinned(CONFIGS, 20))
 def test_every_kind_of_parameter_has_the_gradient_that_differences_give(name: str) -> None:
     config = CONFIGS[name]
@@ -42,6 +43,7 @@ def test_a_gradient_wrong_by_a_thousandth_is_found(part: str, monkeypatch: pytes
     assert all(name.endswith(part) for name in failed)
 
 
+@slow
 def test_another_loss_has_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     config = CONFIGS["paper"]
     monkeypatch.setattr(module, "loss", lambda reference, batch: loss(reference, batch, smoothing=0.101))

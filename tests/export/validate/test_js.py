@@ -33,6 +33,7 @@ def config_of(name: str) -> TransformerConfig:
     return TransformerConfig(**{**SIZES, **CONFIGS[name]})
 
 
+@pytest.mark.fast("encoder-decoder")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_everything_is_equal(name, tmp_path):
     report = compare(*write_model(config_of(name), tmp_path), ["js"], 1, threads=1)

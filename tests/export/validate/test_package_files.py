@@ -33,7 +33,7 @@ FREE = (
 SHOWN = ("mlx_transformer.json: cross_attention", "int8_scales.json: products")
 """Choices that the graphs' numbers and nodes show: which attention is returned, and the scales of integers."""
 RECORD = "mlx_transformer.json"
-MOST, LARGE = 7, 60_000
+MOST, LARGE = 5, 60_000
 """Values of one file that are tried, some of a vocabulary's; fewer of a file of more bytes."""
 
 
@@ -99,6 +99,7 @@ def files_of(folder: Path) -> list[Path]:
     return [file for file in files if not file.suffix.startswith(".onnx")]
 
 
+@pytest.mark.fast("vectors, for cpu", "calibrated", "encoder-decoder", "an adapter", "two vocabularies")
 @pytest.mark.parametrize("name", PACKAGES)
 def test_another_value_of_any_file_is_named(name: str, made: Callable[[str], tuple[Path, Path]]) -> None:
     model, folder = made(name)
@@ -137,6 +138,7 @@ def test_another_value_of_any_file_is_named(name: str, made: Callable[[str], tup
     assert tried > 20
 
 
+@pytest.mark.fast("triton")
 @pytest.mark.parametrize("name", thinned([*FILES, "triton"], 4))
 def test_another_value_in_one_file_is_named(name: str, tmp_path: Path) -> None:
     checkpoint, path = write_package(name, tmp_path)
@@ -239,6 +241,7 @@ COMMANDS: list[tuple[str, str, tuple[Any, ...], Any]] = [
 ]
 
 
+@pytest.mark.fast("encoder-decoder-generation_config.json-path0-3")
 @pytest.mark.parametrize(("name", "file", "path", "value"), COMMANDS)
 def test_the_command_says_so(call, made, tmp_path, name, file, path, value) -> None:
     model, folder = made(name)
@@ -263,7 +266,7 @@ def test_the_command_says_so(call, made, tmp_path, name, file, path, value) -> N
 
 
 def test_what_is_equal_has_the_row(made, capsys) -> None:
-    model, folder = made("an imported student")
+    model, folder = made("decoder")
     report = compare(model, folder, ["onnxruntime"], 1, searches=False)
     assert report.equal, report.failures()
     assert report.files is not None

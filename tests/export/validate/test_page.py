@@ -42,6 +42,7 @@ def test_the_page_of_an_equal_model_is_complete_and_loads_nothing(tmp_path: Path
         assert re.search(rf"{name}\d+ weights bit for bit, {compared:,} tensors, at most 0\.\d+ of the budget", shown)
 
 
+@pytest.mark.slow
 def test_files_are_written_though_nobody_reads_the_terminal_any_more(tmp_path: Path) -> None:
     """As behind `| head`."""
 

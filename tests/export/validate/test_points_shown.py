@@ -58,6 +58,7 @@ def test_all_runtimes(name, runtime, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, runtime)
 
 
+@pytest.mark.fast("paper")
 @pytest.mark.parametrize("name", thinned(BOTH, 2))
 def test_target_cpu(name, tmp_path):
     assert_shown(CONFIGS[name], tmp_path, "onnxruntime", target="cpu")
@@ -68,6 +69,7 @@ def test_other_targets(target, tmp_path):
     assert_shown(CONFIGS["modern"], tmp_path, "onnxruntime", target=target)
 
 
+@pytest.mark.fast("int8-cpu", "int4-cpu")
 @pytest.mark.parametrize(
     ("precision", "target"), combined(["float16", "int8", "int8-weights", "int4"], ["portable", "cpu"])
 )

@@ -348,6 +348,7 @@ def test_large_weights_are_read_when_a_layer_needs_them(monkeypatch: pytest.Monk
     np.testing.assert_allclose(later(ids, ids), kept + 1, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_proof_needs_little_memory_beyond_the_runtimes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the runtime is the reference itself, in float32."""
     monkeypatch.setattr(network, "KEPT", 1 << 20)

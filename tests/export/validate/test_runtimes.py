@@ -69,6 +69,12 @@ CHOSEN = {
 """Runtimes, and the exit status."""
 
 
+@pytest.mark.fast(
+    "onnx-onnxruntime:cpu:none, onnxruntime:cpu:basic",
+    "mlx-onnxruntime,onnxruntime:cuda",
+    "mlx-tensorflow",
+    "onnx-mlx:gpu",
+)
 @pytest.mark.parametrize(("side", "runtimes"), combined(["mlx", "onnx"], CHOSEN))
 def test_runtimes_of_the_command(side: str, runtimes: str, arguments: list[str], capfd) -> None:
     status = CHOSEN[runtimes]
@@ -98,6 +104,7 @@ def _gpu_is_there() -> bool:
     return mx.is_available(mx.Device(mx.gpu)) or "CUDAExecutionProvider" in ort.get_available_providers()
 
 
+@pytest.mark.slow
 def test_mlx_on_a_gpu_is_judged_without_being_asked(
     exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +166,7 @@ def test_two_settings_of_one_runtime_are_told_apart(exported: tuple[Path, Path])
     assert {t.search for t in report.tokens} == {"top-1, teacher-forced", "cached against full"}  # without searches
 
 
+@pytest.mark.fast("1-float16")
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_lower_precision_stays_in_its_own_budget(precision: str, seed: int, exported: tuple[Path, Path]) -> None:
@@ -239,6 +247,7 @@ def test_large_sessions_are_open_in_turn(exported: tuple[Path, Path], monkeypatc
     assert seen == {1}
 
 
+@pytest.mark.fast("bfloat16")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_checkpoint_of_sixteen_bits_is_proven(dtype: str, tmp_path: Path) -> None:
     """By default in float32, by its rule, and in its own type, by that type's; a file of that type has its bits."""
@@ -300,6 +309,7 @@ def test_profiles_leave_no_files_behind(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_operators_specification_agrees(exported: tuple[Path, Path]) -> None:
     report = compare(*exported, ["evaluator"], seed=1)
     assert report.equal, report.failures()

@@ -68,6 +68,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.fast("encoder-decoder")
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
 def test_the_reference_finds_what_mlx_finds(architecture: str, tmp_path: Path) -> None:
     layers = {"encoder_layers": 0} if architecture == "decoder" else {}
@@ -126,6 +127,7 @@ RULE_NAMES = [
 ]
 
 
+@pytest.mark.fast("nothing", "forced_first")
 @pytest.mark.parametrize("rule", ["nothing", *thinned(RULE_NAMES, 6)])
 def test_a_runtime_that_forgets_a_rule_is_found(sharp: Path, rule: str) -> None:
     opened = open_checkpoint(sharp)
@@ -158,7 +160,7 @@ def rule_by_itself(reference: ReferenceEngine, rule: str) -> dict[str, Any]:
 
 
 def test_the_settings_of_a_model_are_in_force_in_every_runtime(tmp_path: Path) -> None:
-    config = encoder_decoder("paper")
+    config = dataclasses.replace(encoder_decoder("paper"), encoder_layers=1, decoder_layers=1)
     own = {"beam": 3, "suppressed": [7, 8], "no_repeat_ngram": 2, "forced_end": True, "max_new_tokens": 9}
     checkpoint, exported = write_model(config, tmp_path, 1, texts={SETTINGS: json.dumps(own)})
     report = compare(checkpoint, exported, seed=1, threads=1)
@@ -197,6 +199,7 @@ class AtBorders(ReferenceEngine):
         return Options(**given)
 
 
+@pytest.mark.fast("", "id 0")
 @pytest.mark.parametrize("wrong", ["", *thinned(["id 0", "start 0", "last id", "limit", "n_best"], 3)])
 def test_a_runtime_that_is_wrong_at_a_border_is_found(wrong: str, tmp_path: Path) -> None:
     """Ids 0 and V - 1 are words of this model."""

@@ -190,6 +190,7 @@ def test_attributes_of_other_targets(target: str, tmp_path: Path) -> None:
     assert count >= len(wrong)
 
 
+@pytest.mark.slow
 def test_the_search_s_own_graph(tmp_path: Path) -> None:
     checkpoint, _ = write_model(CONFIGS["paper"], tmp_path, 1)
     file = export_search(checkpoint, tmp_path / "m.onnx")

@@ -235,6 +235,7 @@ def test_real_text_is_among_the_inputs_where_there_is_a_tokenizer(tmp_path: Path
     assert rows[0][-1] == config.eos_id
 
 
+@pytest.mark.slow
 def test_the_reference_itself_passes_in_both_precisions(exported: dict[str, tuple[Path, Path]]) -> None:
     for precision in ("float32", "float64"):
         report = compare(exported["the paper's"][0], None, [f"reference:{precision}"], seed=3)
