@@ -35,6 +35,7 @@ def nothing_is_built():
     built.forget()
 
 
+@pytest.mark.fast("paper-portable")
 @pytest.mark.parametrize(("name", "target"), combined(["paper", "modern", "untied"], ["portable", "cpu"]))
 def test_a_copy_is_what_was_built(target, name):
     request = Request(config=encoder_decoder(name))

@@ -68,6 +68,7 @@ def compared(monkeypatch):
     return Compared.asked
 
 
+@pytest.mark.fast("paper")
 @pytest.mark.parametrize("name", thinned(["odd widths", "modern", "paper"], 2))
 def test_every_node_of_a_graph(compared, name):
     request = Request(config=encoder_decoder(name))
@@ -76,6 +77,7 @@ def test_every_node_of_a_graph(compared, name):
     assert compared["outside"] + compared["inside"] > compared["new"], compared
 
 
+@pytest.mark.slow
 def test_branches_and_bodies_of_a_loop_too(compared):
     search_model(Request(config=encoder_decoder("modern")), "portable")
     assert compared["inside"] > 200

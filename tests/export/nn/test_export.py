@@ -80,6 +80,7 @@ def models(tmp_path_factory):
     return cache(lambda name: Model(configs()[name], tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.fast("two vocabularies", "causal=True")
 @pytest.mark.parametrize("name", thinned(CHOICES, 4))
 def test_encoder_decoder(models, name):
     model = models(name)
@@ -108,6 +109,7 @@ def test_encoder_decoder(models, name):
         np.testing.assert_allclose(past[key], value, **CLOSE)
 
 
+@pytest.mark.fast("positions=sinusoidal_halves", "norm_bias=False")
 @pytest.mark.parametrize("name", thinned(CHOICES, 2))
 def test_merged_decoder(models, name):
     model = models(name)
@@ -151,7 +153,7 @@ def test_beams_share_the_source(models, name):
     np.testing.assert_allclose(outputs["logits"], expected[:, 5:], **CLOSE)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, 4))
 def test_decoder_alone(models, name):
     model = models(f"{name}, decoder")
     ids, mask = source(model.config)
@@ -168,7 +170,7 @@ def test_decoder_alone(models, name):
     np.testing.assert_allclose(outputs["logits"], expected[:, 4:], **CLOSE)
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", thinned(CHOICES, 3))
 def test_encoder_alone(models, name):
     model = models(f"{name}, encoder")
     ids, mask = source(model.config)

@@ -131,6 +131,7 @@ def test_a_single_file_whose_metadata_is_none_of_ours(metadata, folder):
         SearchModel(folder / "one.onnx")
 
 
+@pytest.mark.fast("folder")
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_what_is_translated_is_text(kind, folder):
     if kind == "folder":

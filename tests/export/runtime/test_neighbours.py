@@ -53,6 +53,7 @@ def check(model, sources, **options):
     assert shuffled == [one_by_one[i] for i in order]
 
 
+@pytest.mark.fast("ssru-portable", "decoder-portable")
 @pytest.mark.parametrize(
     ("name", "form"),
     [("decoder", "portable"), *combined([name for name in MODELS if name != "decoder"], FORMS, step=2)],
@@ -110,6 +111,7 @@ def test_no_source_is_padded_beyond_what_the_model_takes(lengths, padded_to):
         assert (tokens[len(row) :] == config.pad_id).all()
 
 
+@pytest.mark.slow
 def test_the_longest_source_of_relative_positions(tmp_path):
     config = dataclasses.replace(MODELS["relative"], max_positions=39)
     checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config, 3))

@@ -167,6 +167,7 @@ def test_a_run_is_over_when_the_session_s_thread_is_out_of_python(folder: Path, 
     assert left == [True]
 
 
+@pytest.mark.fast("cpu")
 def test_a_model_may_go_as_soon_as_it_has_answered(folder: Path) -> None:
     for _ in range(20):
         several = vectors(OnnxTransformer(folder, threads=2, verify=False))

@@ -62,6 +62,7 @@ def same(results, expected):
     np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
+@pytest.mark.fast("post-norm-{}", "decoder learned-{'beam': 4, 'n_best': 3}")
 @pytest.mark.parametrize(("name", "options"), combined(CONFIGS, REQUESTS), ids=str)
 def test_the_tokens_of_mlx(models, name, options):
     model, folder = models[name]
@@ -73,6 +74,7 @@ def test_the_tokens_of_mlx(models, name, options):
         assert len({len(hs[0].ids) for hs in expected}) > 3
 
 
+@pytest.mark.fast("decoder_model")
 @pytest.mark.parametrize("removed", ["decoder_model", "decoder_model_merged"])
 def test_either_layout_of_the_decoder_is_enough(models, tmp_path, removed):
     model, folder = models["pre-norm"]

@@ -48,6 +48,7 @@ def test_matrices_in_float32_are_not_folded(checkpoint, tmp_path, monkeypatch):
     assert not unfolded(monkeypatch, folder, precision="int8")
 
 
+@pytest.mark.fast("portable")
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_matrices_of_integers_are_computed_before_a_session_opens(target, checkpoint, tmp_path, monkeypatch):
     """ONNX Runtime would keep what each operation gives until the last is done."""

@@ -50,8 +50,9 @@ def judge(model, count):
     assert wrong == []
 
 
+@pytest.mark.fast("int8")
 def test_eight_threads(model):
-    judge(model, 80)
+    judge(model, 40)
 
 
 @pytest.mark.slow

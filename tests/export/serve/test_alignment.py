@@ -36,6 +36,7 @@ def links(translation):
     return [[*link] for link in translation.alignment.links] if translation.alignment else []
 
 
+@pytest.mark.fast("cpu")
 def test_links_are_those_of_translate(model):
     translated, served = model
     with client(served) as (http_, _):

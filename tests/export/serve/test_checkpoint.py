@@ -35,6 +35,7 @@ def model(text_folder):
     return load(text_folder / "model")[0]
 
 
+@pytest.mark.fast("options1")
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sample": True, "seed": 4, "top_k": 30}])
 def test_answers_are_those_of_translate(http_, model, options):
     answer = http_.post("/translate", json={"text": LINES, "source": "en", **options})
@@ -42,7 +43,7 @@ def test_answers_are_those_of_translate(http_, model, options):
 
 
 def test_streams_one_after_the_other(http_, model):
-    for line in LINES:
+    for line in LINES[:3]:
         text = http_.post(STREAM, json={"text": line, "source": "en"}).text
         done = json.loads(text.split("event: done\ndata: ")[1])
         assert done == {"text": model.translate(line)}

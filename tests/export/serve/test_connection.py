@@ -262,6 +262,7 @@ def answers(link, count):
             yield status, json.loads(stream.read(int(fields[b"content-length"])))
 
 
+@pytest.mark.fast("150-False")
 @pytest.mark.parametrize(("count", "half_closed"), combined([150, 300], [False, True]))
 def test_many_requests_at_once_on_a_connection_are_answered_in_order(text_model, count, half_closed):
     held, texts = Held(text_model), ["", "x", "one two"]

@@ -33,7 +33,7 @@ def model(file):
 
 
 def test_concurrent_requests_are_answered_as_one_by_one(model):
-    check_mixed_requests(model, count=24, clients=8, served=OneFile(model))
+    check_mixed_requests(model, count=12, clients=6, served=OneFile(model))
 
 
 def test_answers_are_those_of_translate(model):

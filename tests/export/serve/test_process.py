@@ -118,6 +118,7 @@ def test_process(folder, text_model, tmp_path, number, status):
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_system_without_posix_serves(folder, text_model):
     with running(folder, before=WITHOUT_MLX + AS_WINDOWS) as (process, port):
         assert json.loads(post(port, "/translate", {"text": LINES})[1]) == {"translations": text_model.translate(LINES)}
