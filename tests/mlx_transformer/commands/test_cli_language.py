@@ -107,6 +107,7 @@ def test_a_closed_standard_input_is_named(command, name, what, models, monkeypat
     refused((done.value.code, *capfd.readouterr()), f"mlx-transformer: standard input is closed; {what}")
 
 
+@pytest.mark.fast("encoder")
 @pytest.mark.parametrize("name", ["decoder", "encoder"])
 def test_they_are_proven(name, models, call, tmp_path):
     status, out, _ = call("validate", models / name, models / f"{name}-onnx")

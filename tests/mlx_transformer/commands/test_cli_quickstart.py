@@ -124,6 +124,7 @@ def test_whole(call):
     assert [step for step, _ in log.train["loss"]] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_proof", "learned")
 def test_interrupted_it_goes_on_as_if_nothing_had_been(call, monkeypatch):
     assert call("--out", "straight")[0] == 0

@@ -87,7 +87,7 @@ def test_flags_make_a_run_without_a_recipe(tmp_path, capsys):
 def test_resume_alone_is_enough(tmp_path, capsys):
     """All else is in run.json; what is given beside it changes the length, or is compared."""
     source, target = write_pairs(tmp_path, 60)
-    files = ["--source", source, "--target", target, "--preset", "tiny", "--vocab-size", 262]
+    files = ["--source", source, "--target", target, "--preset", "tiny", "--d-model", 32, "--vocab-size", 262]
     options = ["--warmup", 1, "--learning-rate", 2e-3, "--dropout", 0.2, "--batch-tokens", 250, "--save-every", 0]
     run = tmp_path / "a run"
     assert main("train", *files, *options, "--epochs", 1, "--out", run) == 0
@@ -117,6 +117,7 @@ def test_resume_alone_is_enough(tmp_path, capsys):
     assert "Missing option '--out', the run's folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_of_relative_paths_goes_on_from_another_folder(tmp_path, capsys, monkeypatch):
     write_pairs(tmp_path, 60)
     write_pairs(tmp_path, 10, seed=1)
@@ -140,6 +141,7 @@ def test_a_run_of_relative_paths_goes_on_from_another_folder(tmp_path, capsys, m
     assert main("train", "--resume", "../run", "--steps", 3, "--source", "moved.source") == 0
 
 
+@pytest.mark.slow
 def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
     source, target = write_pairs(tmp_path, 60)
     run = tmp_path / "run"
@@ -154,6 +156,7 @@ def test_the_batch_is_recorded_as_it_was_chosen(tmp_path, capsys):
     assert "400 target tokens a step" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_too_short_for_its_warm_up_says_so_first_and_last(tmp_path, capsys, monkeypatch):
     """And takes a shorter one, up to the same rate."""
     monkeypatch.setattr(console, "FORECAST_AFTER", 3)

@@ -124,7 +124,7 @@ def test_a_folder_that_is_named_like_a_file(call, others, tmp_path):
 def test_training_touches_nothing_else(call, others, tmp_path):
     source, target = write_pairs(tmp_path)
     train = ["train", "--source", source, "--target", target, "--valid-source", source, "--valid-target", target]
-    train += ["--preset", "tiny", "--vocab-size", 262, "--batch-tokens", 300, "--steps", 1, "--out"]
+    train += ["--preset", "tiny", "--d-model", 32, "--vocab-size", 262, "--batch-tokens", 300, "--steps", 1, "--out"]
     for kind in ("model", "onnx"):
         out = tmp_path / kind
         subprocess.run(["cp", "-r", others / kind, out], check=True)
@@ -178,6 +178,7 @@ def test_a_gate_that_has_nothing_to_judge_is_said(call, others, tmp_path):
         assert said.startswith("float16: not judged; --gate-source FILE would")
 
 
+@pytest.mark.slow
 def test_reports_appear_whole_or_not_at_all(call, made, tmp_path, monkeypatch):
     validate = ["validate", made / "model", made / "onnx", "--runtimes", "onnxruntime"]
     same = tmp_path / "x"

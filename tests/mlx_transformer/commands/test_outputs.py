@@ -146,6 +146,7 @@ def filled(arguments: list[str], tree: Path, out: Path) -> list[Any]:
     return [*(places.get(each, each) for each in arguments), "--out", out]
 
 
+@pytest.mark.fast("evaluate", "translate")
 @pytest.mark.parametrize("name", [name for name in LINES if name != "compare"])
 def test_a_file_is_replaced_by_force_alone_and_only_one_of_its_kind(call, tree, tmp_path, name):
     out = tmp_path / "out"

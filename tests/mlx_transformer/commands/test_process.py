@@ -150,6 +150,7 @@ def test_interrupted_in_code_from_a_string():
     assert found == (130, "program: interrupted\n")
 
 
+@pytest.mark.fast("numpy")
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
     "module", thinned(["onnxruntime.capi.onnxruntime_pybind11_state", "onnxruntime", "numpy", "click"], 2)
@@ -207,6 +208,7 @@ def test_signals_of_others_are_left_alone():
     assert found == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "encoding"),
     thinned_rows([(EXPORT, "cp1252"), (COMMAND, "latin1"), (COMMAND, "ascii"), (EXPORT, "utf-8")], 4),
@@ -221,6 +223,7 @@ def test_any_encoding_of_the_terminal(made, command, encoding):
     assert f"{marks} equal" in done.stdout.decode(encoding)
 
 
+@pytest.mark.slow
 def test_a_table_in_ascii(made):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     done = subprocess.run([*COMMAND, "info", made / "onnx"], capture_output=True, env=environment, timeout=PATIENCE)
@@ -237,6 +240,7 @@ def with_streams(command: list[str], streams: str, text: str = "") -> tuple[int,
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="redirections of a shell")
 @pytest.mark.parametrize("program", thinned([COMMAND, EXPORT], 2), ids=["its own", "export's"])
 def test_closed_streams_of_a_translation(made, program):
@@ -252,6 +256,7 @@ def test_closed_streams_of_a_translation(made, program):
     assert with_streams(command, "<&- >&- 2>&-")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="redirections of a shell")
 def test_closed_streams_of_what_needs_none(made):
     assert with_streams([*COMMAND, "info", made / "onnx"], "<&-")[0] == 0
@@ -267,6 +272,7 @@ def test_an_output_without_room_is_named(made):
         assert "No space left on device" in said
 
 
+@pytest.mark.fast("True")
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes that tell their writers")
 @pytest.mark.parametrize("help", [False, True])
 def test_a_report_that_nobody_reads_is_no_mismatch(made, help):  # rich would end with 1
@@ -293,6 +299,7 @@ def test_an_interruption_after_the_end_changes_nothing():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("moment", [0, 3, *(pytest.param(n, marks=SLOW) for n in (1, 2, 4, 5, 6, 7))])
 def test_interrupted_at_any_moment(made, moment):
     """From the program's first line on: while Python itself starts, no program has a say."""

@@ -93,6 +93,7 @@ def test_two_runtimes_agree_and_are_scored(call, files, tmp_path):
     assert "http" not in text
 
 
+@pytest.mark.slow
 def test_two_models_differ_on_the_page(call, files, tmp_path):
     out, data = tmp_path / "page.html", tmp_path / "c.json"
     options = ["--source", files / "in", "--reference", files / "ref", "--out", out, "--json", data, "--batch", 3]
@@ -149,6 +150,7 @@ def test_without_reference_each_says_how_likely_it_finds_both(call, files, tmp_p
     assert alike == sorted(alike)
 
 
+@pytest.mark.slow
 def test_without_mlx_and_the_same_folder_twice(files, tmp_path):
     script = tmp_path / "no_mlx.py"  # which the processes of the models begin with too
     script.write_text(
@@ -174,6 +176,7 @@ def test_without_mlx_and_the_same_folder_twice(files, tmp_path):
     assert "needs MLX, which is not installed" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_with_the_search_has_no_probabilities(call, files, tmp_path):
     export_search(files / "model", tmp_path / "search.onnx")
     data = tmp_path / "c.json"

@@ -1,6 +1,7 @@
 """Paired bootstrap: sacreBLEU's scores and draws, and what p and intervals say."""
 
 import numpy as np
+import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
@@ -47,6 +48,7 @@ def test_a_clear_difference_is_found():
         assert (there.p, there.interval) == (back.p, (-back.interval[1], -back.interval[0]))
 
 
+@pytest.mark.slow
 def test_chance_is_not_taken_for_a_difference():
     """Two systems of the same quality: p below 0.05 is as rare as it says."""
     found = []

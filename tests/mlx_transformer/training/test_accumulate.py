@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from choices import both_choices, gpu_in_slow
+from combined import slow
 from mlx.utils import tree_flatten
 from tiny_step import BETAS, V, batch, classifier_of, model, run, step_with
 
@@ -212,6 +213,7 @@ def test_checkpointed_layers_are_others_with_the_same_parts():
     assert not made.eval().encoder.layers[0].training
 
 
+@slow
 @gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_checkpointed_layers_take_less_than_half_of_the_memory():

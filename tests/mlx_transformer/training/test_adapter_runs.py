@@ -72,6 +72,7 @@ def assert_as_float32_rounds(got, config, table, ids):
     assert found.passed, found
 
 
+@pytest.mark.fast("own-lora-float32")
 @pytest.mark.parametrize(("kind", "base"), combined(KINDS, BASES))
 def test_the_loss_falls_and_the_base_stays(bases, base, kind, tmp_path):
     """The second half of the pairs is learned; what OUT/model computes is what was trained."""
@@ -100,6 +101,7 @@ def test_the_loss_falls_and_the_base_stays(bases, base, kind, tmp_path):
     assert_as_float32_rounds(trainer.model.eval()(ids, ids), trainer.config, merged, (np.array(ids), np.array(ids)))
 
 
+@pytest.mark.fast("own-lora-float32")
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("kind", "base"), combined(KINDS, BASES))
 def test_a_resumed_run_is_the_whole_run(bases, base, kind, tmp_path):
@@ -131,6 +133,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.fast("own-float32-{'gradient_checkpointing': True}")
 @pytest.mark.parametrize(("base", "options"), combined(BASES, OPTIONS, step=2), ids=str)
 def test_it_trains_as_models_do(bases, base, options, tmp_path):
     trainer = adapting(bases[base], tmp_path / "run", adapter="dora", steps=16, **options)
@@ -157,6 +160,7 @@ def test_layers_computed_again_give_the_same_gradients(bases, tmp_path):
         np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.fast("own-average")
 @pytest.mark.parametrize("final", thinned(["moving-average", "best", "average", "last"], 2))
 def test_which_adapter_is_kept(bases, final, tmp_path):
     """With a learning rate that spoils everything the first validation is the best."""
@@ -184,6 +188,7 @@ def test_which_adapter_is_kept(bases, final, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["model"]["final"] == final
 
 
+@pytest.mark.fast("own-4 bits")
 @pytest.mark.parametrize("base", BASES)
 def test_what_was_trained_is_exported_and_proved(bases, base, tmp_path):
     """OUT/model is a checkpoint as any other: the same translations in MLX, adapted and merged, and in ONNX Runtime."""

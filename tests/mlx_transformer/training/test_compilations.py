@@ -14,6 +14,7 @@ from mlx_transformer.training.trainer import Trainer
 EPOCHS = 3
 
 
+@pytest.mark.fast("masked-language-model-1")
 @pytest.mark.parametrize(("objective", "accumulate"), combined(["translation", *tiny_text.LAYERS], [1, 2], step=2))
 def test_none_follows_the_first_epoch(objective, accumulate, tmp_path):
     given = {"epochs": EPOCHS, "steps": None, "accumulate": accumulate}

@@ -4,6 +4,7 @@ import re
 import sys
 
 import numpy as np
+import pytest
 from terminal import on_a_terminal
 
 from mlx_transformer.core.config import TransformerConfig
@@ -50,6 +51,7 @@ def test_the_arithmetic_of_a_decoder_alone():
     assert Work(config)(PackedBatch(ids, ids, None, 12)) == 3 * 2 * (weights + 2 * 2 * 8 * 6 * 6)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_curve_rate_memory_and_share(tmp_path):
     lines = "".join(f"{i} a b c\n" for i in range(50))
     (tmp_path / "x").write_text(lines)

@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from choices import gpu_in_slow
+from combined import slow
 from mlx.utils import tree_flatten
 from tiny_run import metrics
 
@@ -81,6 +82,7 @@ def gradients(step, batch):
     return loss.item(), {name: np.array(array) for name, array in tree_flatten(found)}
 
 
+@pytest.mark.fast("4-2-3", "5-0-2", "1-2-2")
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize(("chunk", "streams"), [(1, 2), (4, 2), (5, 0), (99, 2)])
 def test_cached_gradients_are_the_gradient(columns, chunk, streams):
@@ -143,6 +145,7 @@ def test_a_run_learns_and_its_model_embeds(tmp_path):
     assert model.config.head.kind == "hidden"
 
 
+@slow
 @pytest.mark.usefixtures("on_cpu")
 def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
     given = {"columns": 3, "chunk": 8, "accumulate": 2, "warmup_steps": 3, "cooldown": 0}

@@ -77,6 +77,7 @@ def test_a_run_of_several_processes_goes_on_where_it_was(tmp_path):
     assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
 
 
+@pytest.mark.slow
 def test_one_process_is_a_plain_run(tmp_path):
     given = write_recipe(tmp_path, steps=4)
     alone = launched(given, "--out", tmp_path / "launched", count=1)
@@ -104,6 +105,7 @@ BRIEF = "from mlx_transformer.commands import launching\nlaunching.BY_THEMSELVES
 """A launcher that gives the others little time to end."""
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), *range(1, RANKS)])
 def test_a_killed_process_ends_the_others_in_seconds(rank, tmp_path):
@@ -124,6 +126,7 @@ def test_a_killed_process_ends_the_others_in_seconds(rank, tmp_path):
     assert status == 0, error
 
 
+@pytest.mark.slow
 @needs_proc
 def test_processes_whose_launcher_was_killed_save_and_end(tmp_path):
     out = tmp_path / "run"
@@ -136,6 +139,7 @@ def test_processes_whose_launcher_was_killed_save_and_end(tmp_path):
     assert open_checkpoint(out / "model")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_processes_whose_launcher_was_killed_before_they_knew_it_end(tmp_path):
     with launched(write_recipe(tmp_path, steps=100_000), "--out", tmp_path / "run") as process:

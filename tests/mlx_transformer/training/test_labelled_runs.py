@@ -5,6 +5,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+from combined import slow
 from tiny_run import metrics
 
 from mlx_transformer import load
@@ -70,6 +71,7 @@ def test_every_form_is_learned_and_the_loss_is_that_of_the_formula(form, tmp_pat
     assert head.several == (form == "labels")
 
 
+@pytest.mark.fast("label")
 @pytest.mark.parametrize("form", ["label", "entities"])
 def test_what_was_learned_is_said(form, tmp_path):
     result = Trainer(recipe(tmp_path, form, steps=40, learning_rate=5e-3), tmp_path / "run").run()
@@ -192,6 +194,7 @@ def distilled(folder, teacher, model=SIZES, **training):
     return Recipe.from_dict({"data": data, "model": dict(model), "training": training})
 
 
+@slow
 @pytest.mark.parametrize("width", [16, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_student_comes_near_its_teacher(width, tmp_path):
     pairs = tmp_path / "pairs.tsv"

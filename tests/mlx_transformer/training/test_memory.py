@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from choices import both_choices, gpu_in_slow
+from combined import slow
 from runtimes import mlx_gpu
 from tiny_run import metrics, recipe, write_pairs
 
@@ -70,6 +71,7 @@ def test_a_step_is_cut_until_it_fits(tmp_path, capsys):
     assert found[2][0] or found[2] > found[1]
 
 
+@slow
 @gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_what_was_chosen_stays_when_a_run_goes_on(tmp_path):

@@ -33,6 +33,7 @@ def weights(folder):
     return {name: array.tobytes() for name, array in open_checkpoint(folder).tensors()}
 
 
+@pytest.mark.fast("own-denoising", "gpu-language-model", "own-masked-language-model")
 @every_objective
 def test_perplexity_falls_and_the_record_says_what_was_learned(objective, tmp_path):
     result = train(tmp_path, objective, steps=40, valid_every=10)
@@ -48,6 +49,7 @@ def test_perplexity_falls_and_the_record_says_what_was_learned(objective, tmp_pa
     assert tokenizer.vocab_size == config.vocab_size
 
 
+@pytest.mark.fast("own-masked-language-model")
 @every_objective
 @pytest.mark.usefixtures("on_cpu")
 def test_a_run_in_two_parts_is_the_run_in_one(objective, tmp_path):
@@ -57,6 +59,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(objective, tmp_path):
     assert weights(parts.model) == weights(whole.model)
 
 
+@pytest.mark.fast("own-language-model", "gpu-denoising")
 @every_objective
 def test_with_all_that_training_has(objective, tmp_path):
     """Accumulation, checkpointed layers, sixteen bits: the loss is finite and close to that of a plain run."""

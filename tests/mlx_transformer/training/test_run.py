@@ -108,6 +108,7 @@ def test_a_resumed_run_that_is_finished_computes_nothing(tmp_path):
     assert len(metrics(tmp_path / "run", "valid")) == 1
 
 
+@pytest.mark.fast("own-state")
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("damage", thinned(["flip", "manifest", "state"], 2))
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, damage):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from choices import both_choices, gpu_in_slow
+from combined import slow
 from tiny_run import MODEL, reading, recipe, write_pairs
 
 from mlx_transformer.system.errors import UserError
@@ -72,6 +73,7 @@ def test_a_run_with_the_cache_is_bit_identical_and_goes_on_without_it(tmp_path):
     assert records[0] == records[1]
 
 
+@pytest.mark.fast("own")
 @pytest.mark.usefixtures("on_cpu")
 def test_a_mixture_resumes_bit_for_bit_over_the_end_of_an_epoch(tmp_path):
     data = mixed(tmp_path)
@@ -108,6 +110,7 @@ def test_tables_whose_text_has_moved_may_go_on(tmp_path):
     assert train(tmp_path, "run", {**data, "corpora": tables}, resume=True, steps=3).state.step == 3
 
 
+@slow
 @pytest.mark.usefixtures("on_cpu")
 def test_bpe_dropout_resumes_bit_for_bit(tmp_path):
     write_words(tmp_path)

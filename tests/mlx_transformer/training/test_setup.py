@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from choices import both_choices, gpu_in_slow
+from combined import slow
 from tiny_run import metrics, recipe
 
 from mlx_transformer import Transformer
@@ -71,6 +72,7 @@ def test_such_a_run_is_resumed_bit_for_bit(first, tmp_path):
     assert same(weights(parts.model), weights(whole.model))
 
 
+@slow
 def test_integers_are_trained_as_the_numbers_that_they_stand_for(tmp_path):
     first = train(tmp_path, "first", model={"d_model": 32, "d_ff": 64}).model
     quantize_checkpoint(first, tmp_path / "integers", Scheme(32, 8))
@@ -142,6 +144,7 @@ def test_the_best_checkpoint_is_kept_and_chosen(tmp_path):
     assert record["model"] == {"final": "best", "steps": [best + 1]}
 
 
+@slow
 @gpu_in_slow
 @pytest.mark.usefixtures("on_cpu")
 def test_the_average_of_the_last_checkpoints(tmp_path):
@@ -203,6 +206,7 @@ def test_a_resumed_run_remembers_its_best(tmp_path):
     assert (parts.state.best_step, parts.state.best_score) == (whole.state.best_step, whole.state.best_score)
 
 
+@pytest.mark.fast("own-lora")
 @pytest.mark.parametrize("adapter", [None, "lora"])
 def test_how_the_model_generates_stays(first, adapter, tmp_path):
     """In every folder of the run, also of one that goes on; of an adapter too."""

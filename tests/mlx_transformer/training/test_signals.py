@@ -89,6 +89,7 @@ def test_a_second_hangup_finds_the_process_ending_in_order():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 def test_nohup_trains_on(tmp_path):
     recipe, run = write_recipe(tmp_path, steps=1_000_000), tmp_path / "run"
     code = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + COMMAND[2]

@@ -99,6 +99,7 @@ def test_batches_have_the_ids_of_their_side(where, tmp_path):
     assert few.source.fingerprint != tokenizer.source.fingerprint
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_them(tmp_path):
     whole = Trainer(recipe(tmp_path, steps=6), tmp_path / "whole").run()
     Trainer(recipe(tmp_path, steps=3), tmp_path / "parts").run()
@@ -185,6 +186,7 @@ def test_it_is_served(onnx):
     assert "".join(model.stream(LINES[0])) == expected[0]
 
 
+@pytest.mark.slow
 def test_it_is_judged_and_compared(run, few, tmp_path, capsys):
     """The quality gate and `compare` feed each model the source's ids: float32 is equal to itself, and int8 near."""
     text = ["--gate-source", str(few / "source"), "--gate-reference", str(few / "target")]
