@@ -20,10 +20,10 @@ PYTHON ?=
 
 help:
 	@echo 'make quickstart     train a small model, export it to ONNX, check it, translate (OUT=folder, default: quickstart)'
-	@echo 'make test           the tests, under 10 minutes (ARGS="-k name" chooses, WORKERS=2 processes)'
+	@echo 'make test           the tests, five to six minutes on two cores (ARGS="-k name" chooses, WORKERS=2 processes)'
 	@echo 'make test-gpu-path  the tests with what a GPU does otherwise, rehearsed on the CPU'
 	@echo 'make test-machines  the tests under other BLAS kernels, Pythons, locales and users, and on one core; a table (hours)'
-	@echo 'make test-slow      the checks that take minutes'
+	@echo 'make test-slow      what make test leaves out: larger models, all combinations'
 	@echo 'make mutations      bugs put into models, and what of validate caught each (ARGS=--json)'
 	@echo 'make mutations-claims 171 mechanisms, formulas, captions and controls changed, and which tests of them fail (minutes)'
 	@echo 'make false-alarms   200 random models, targets and precisions that validate must find equal (ARGS="--count 20")'

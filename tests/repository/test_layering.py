@@ -247,6 +247,7 @@ def test_a_checkpoint_opens_without_what_takes_long_to_import(tmp_path: Path) ->
     assert not {"concurrent", "ml_dtypes", "safetensors.numpy", "scipy_openblas32", "tokenizers"} & {*loaded}
 
 
+@pytest.mark.slow
 def test_no_graph_needs_sympy(tmp_path: Path) -> None:
     """onnx_ir has it for dimensions that are expressions. Who makes one, or imports sympy as such, gets it."""
     checkpoint, _ = write_model(encoder_decoder("paper"), tmp_path)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from as_windows import AS_WINDOWS
 from imports import ROOT
 from without_mlx import WITHOUT_MLX
@@ -22,6 +23,7 @@ def test_a_file_is_translated_to_a_file(text_folder: Path, tmp_path: Path) -> No
     assert out.read_text(encoding="utf-8").splitlines() == translated(text_folder, lines)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported(text_folder: Path, tmp_path: Path) -> None:
     """To the same files, twice: the folder that is replaced is moved aside."""
     command = ["export", str(text_folder / "model"), "--out", str(tmp_path / "onnx")]

@@ -48,6 +48,7 @@ def test_each_task_takes_one_import_and_at_most_three_lines():
 IN_A_PROCESS = (ten_tasks.compare, ten_tasks.serve)
 
 
+@pytest.mark.fast("n_best", "translate", "load", "export", "stream", "save")
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in IN_A_PROCESS], ids=lambda task: task.__name__)
 def test_a_task(task, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
@@ -74,6 +75,7 @@ def test_type_checkers_see_no_any_in_a_users_file(tmp_path):
     assert {line.partition(":")[0] for line in said} == {"wrong.py"}, done.stdout
 
 
+@pytest.mark.slow
 def test_comparing_in_a_plain_script(place):
     """It starts processes, which must not run the script again."""
     script = place / "script.py"
