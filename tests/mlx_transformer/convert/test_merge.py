@@ -25,11 +25,18 @@ from mlx_transformer.training.weights import average_checkpoints
 KINDS = ["lora", "dora"]
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    save_checkpoint(folder / "base", wide(), random_weights(wide()))
+    quantize_checkpoint(folder / "base", folder / "integers", Scheme(128, 4))
+    return folder
+
+
 @pytest.fixture
-def base(tmp_path):
+def base(both, tmp_path):
     """FOLDER/base, a checkpoint in float32, and FOLDER/integers, the same in 4 bits, wherever groups of 128 fit."""
-    save_checkpoint(tmp_path / "base", wide(), random_weights(wide()))
-    quantize_checkpoint(tmp_path / "base", tmp_path / "integers", Scheme(128, 4))
+    shutil.copytree(both, tmp_path, dirs_exist_ok=True)
     return tmp_path / "base"
 
 
@@ -50,6 +57,7 @@ def test_merged_weights_are_the_papers(base, kind, tmp_path):
     np.testing.assert_allclose(after[f"{changed}.weight"], expected, rtol=2**-23, atol=1e-12)
 
 
+@pytest.mark.fast("bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bits_stay_sixteen(dtype, base, tmp_path, capsys):
     """Merged, averaged and quantised: what isn't changed keeps its bits, what is is rounded once."""
@@ -108,6 +116,7 @@ def test_any_architecture_is_merged(name, tmp_path):
     assert changed == {f"{path}.weight" for path in linear_maps(configs()[name])}
 
 
+@pytest.mark.fast("lora")
 @pytest.mark.parametrize("kind", KINDS)
 def test_integers_become_float32_or_integers_again(base, kind, tmp_path, capsys):
     integers = tmp_path / "integers"
@@ -162,6 +171,7 @@ def test_what_an_adapter_hardly_changes_is_hardly_rounded_again(tmp_path):
     assert rounding.error <= rounding.change < 0.01
 
 
+@pytest.mark.fast("dora")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_kept_beside_integers(base, kind, tmp_path, capsys):
     """The base's files to the byte; read as the merged model; only there is it a checkpoint that is merged as well."""

@@ -147,6 +147,7 @@ token_cache.TokenCache(folder / "cache").tokens([corpus], Tokenizer.load(vocabul
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_nothing_that_is_taken_for_whole(corpus, cache, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(tmp_path / "tokenizer.json")]

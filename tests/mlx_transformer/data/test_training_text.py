@@ -40,6 +40,7 @@ def contents(text: TrainingText) -> list[tuple[str, str]]:
     return [pair for source, target in parts for pair in zip(source, target, strict=True)]
 
 
+@pytest.mark.fast("False-True", "True-False")
 @pytest.mark.parametrize("set_aside", [True, False])
 @pytest.mark.parametrize("several", [True, False])
 def test_on_disk_all_is_as_in_memory(plain, others, tmp_path, set_aside, several):

@@ -96,6 +96,7 @@ def test_what_is_forced_is_always_among_them(beam: int) -> None:
         assert ours[0].ids[: len(forced)] == forced
 
 
+@pytest.mark.fast("positions=relative_layers-None", "two vocabularies-None")
 @pytest.mark.parametrize(("name", "bits"), combined(CHOICES, [None, 8], step=4))
 def test_mlx_multiplies_their_rows_alone(name: str, bits: int | None) -> None:
     config = encoder_decoder(name)

@@ -93,6 +93,7 @@ def same(found, expected):
         assert [id for id, _ in one.likeliest] == [id for id, _ in other.likeliest]
 
 
+@pytest.mark.fast("learned-mlx", "window-cpu", "relative-onnx", "longrope-cpu", "learned-onnx")
 @pytest.mark.parametrize("runtime", ["onnx", "cpu", "mlx"])
 def test_tokens_are_those_of_each_row_alone(models, runtime):
     kind, opened = models
@@ -113,6 +114,7 @@ def test_tokens_are_those_of_each_row_alone(models, runtime):
         assert 0 < prefixes.positions <= 60 if model.joins else not prefixes.kept
 
 
+@pytest.mark.fast("relative-mlx", "window-cpu", "learned-onnx")
 @pytest.mark.parametrize("runtime", ["onnx", "cpu", "mlx"])
 def test_rows_apart_share_whole_chunks(models, runtime):
     _, opened = models

@@ -63,6 +63,7 @@ def reads(monkeypatch) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.fast("mlx-greedy", "cpu-rules", "portable-sampling")
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sampling", "rules"])
 def test_the_same_tokens_in_fewer_steps(model, reads, settings):
     for new, counts in ((1, [3]), (2, [3]), (24, [3, 11])):
@@ -85,6 +86,7 @@ def test_a_text_that_ends(model):
     assert model.generate(PROMPTS[:1], speculate=8, **ends) == wanted
 
 
+@pytest.mark.fast("cpu")
 def test_draft_models_change_the_number_of_steps_alone(model, folder, reads):
     """The model itself is always right; another one never is, and has fewer positions."""
     small = TransformerConfig(**{**SIZES, **DECODER, "max_positions": 24})

@@ -42,6 +42,13 @@ def problem_of(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.fast(
+    "sentences",
+    "golden/bart",
+    "golden_decoders/gpt2-numbered",
+    "golden_encoders_5/modernbert",
+    "golden_encoders/bert-classes",
+)
 @pytest.mark.parametrize("name", [*FOLDERS, "sentences"])
 def test_a_value_of_another_type(name: str, tmp_path: Path) -> None:
     if name == "sentences":

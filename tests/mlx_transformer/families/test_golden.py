@@ -109,6 +109,7 @@ def test_logits_are_equal_by_the_rule(name: str, eighth: int | None, imported: P
         assert measured.passed, f"{runtime}: {measured}"
 
 
+@pytest.mark.fast("pegasus", "umt5", "mbart", "bart")
 @pytest.mark.parametrize("name", one_of_each(NAMES, model_type))
 def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], Path]) -> None:
     """Greedy and of four beams, after the first token that generation_config.json forces."""
@@ -169,6 +170,7 @@ def test_optimums_folder_of_any_family_opens(
     assert theirs.search(rows, beam=3, max_new_tokens=8) == ours.search(rows, beam=3, max_new_tokens=8)
 
 
+@pytest.mark.fast("bart-portable")
 @pytest.mark.parametrize(("name", "target"), combined([name for name in NAMES if name not in PAPER], TARGETS, step=20))
 def test_validate_finds_every_target_equal(
     name: str, target: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from combined import SLOW, combined, one_of_each
+from combined import SLOW, combined, one_of_each, slow
 from safetensors.numpy import load_file
 from small_models import random_weights
 
@@ -180,6 +180,7 @@ def test_validate_finds_every_target_equal(
     assert report.equal, report.failures()
 
 
+@slow
 @pytest.mark.parametrize("name", ["gemma2", pytest.param("phi4-mini", marks=pytest.mark.slow)])
 def test_lower_precisions_are_proven(name: str, imported: Callable[[str], Path], tmp_path: Path) -> None:
     """Of a model like it, but as wide as a block of int4."""

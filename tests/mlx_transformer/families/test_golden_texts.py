@@ -54,6 +54,7 @@ def opened(checkpoint: Path, runtime: str, folder: Path):
     return SearchModel(export_search(checkpoint, folder / "one.onnx", text=runtime == "text"), threads=1)
 
 
+@pytest.mark.fast("nllb-text", "mbart-cpu")
 @pytest.mark.parametrize("runtime", thinned(["mlx", "portable", "cpu", "search", "text"], 2))
 def test_tokens_and_texts_are_those_of_transformers(runtime, checkpoint, tmp_path):
     golden, model = facts(checkpoint), opened(checkpoint, runtime, tmp_path)

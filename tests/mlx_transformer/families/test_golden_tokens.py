@@ -74,6 +74,7 @@ def test_what_is_written_for_a_class_in_python_are_its_own_files(name, tmp_path)
         assert {key: written[key] for key in kept} == {key: theirs[key] for key in kept}
 
 
+@pytest.mark.fast("v5/nllb", "v5/t5", "v4/pegasus", "v5/distilbert", "v5/mbart")
 def test_a_package_is_cut_alike_by_the_library(made):
     """But for the families whose ids are none of their model's pieces."""
     facts, text, config = made

@@ -215,6 +215,7 @@ def t5(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_what_looks_at_models_takes_a_published_folder(t5, tmp_path):
     """`validate` and `explain` make a checkpoint of it for as long, of which nothing is left."""
     import_huggingface(t5, tmp_path / "ours")
@@ -230,6 +231,7 @@ def test_what_looks_at_models_takes_a_published_folder(t5, tmp_path):
     assert fingerprint(t5) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_commands_take_a_published_folder_and_a_name(t5, compared, tmp_path):
     """Whatever runs models: `translate --resume` digests it, `compare` opens it anew in a process of its own."""

@@ -46,7 +46,7 @@ def test_no_family_forgets_a_field_that_all_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_there_and_back(name: str, data: st.DataObject) -> None:
     assert_back(name, data)

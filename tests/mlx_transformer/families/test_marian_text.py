@@ -105,6 +105,7 @@ def test_marian_translates_text(marian):
 UNTOLD = "target_language: the model has 2 languages .deu, fra, .... and its folder says none for a text: name one, or "
 
 
+@pytest.mark.fast("onnx", "mlx")
 @pytest.mark.parametrize("kind", ["mlx", "onnx", "search"])
 def test_a_text_of_several_languages_names_its_own_or_the_caller_does(kind, marian, tmp_path):
     """By a row, so that no line is translated into a guessed language."""

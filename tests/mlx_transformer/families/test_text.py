@@ -48,6 +48,7 @@ def test_t5_has_blanks_behind_its_pieces_the_last_one_first(tmp_path):
 TASK = "translate English to German: "
 
 
+@pytest.mark.fast("mlx")
 @pytest.mark.parametrize("kind", thinned(["search", "onnx", "mlx"], 2))
 def test_t5_is_told_its_task_before_every_line_and_piece(kind, tmp_path, capsys):
     model = trained(two_languages()[0], pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -145,6 +146,7 @@ def model() -> bytes:
     return trained(two_languages()[0])
 
 
+@pytest.mark.fast("nllb-numbered-unigram", "mbart-listed-bpe")
 @pytest.mark.parametrize(
     ("name", "how", "kind"), combined(["nllb", "mbart"], ["numbered", "added", "listed"], ["unigram", "bpe"])
 )
@@ -168,6 +170,7 @@ def test_fairseqs_ids_and_languages_behind_them(name, how, kind, tmp_path):
     assert text == tokenizer.decode(found)
 
 
+@pytest.mark.fast("usual")
 @pytest.mark.parametrize("how", ["numbered", "listed", "usual"])
 def test_m2m100_counts_by_its_vocabulary(how, tmp_path):
     pieces = [piece for i, piece in enumerate(text_pieces(model())) if i % 23 != 5]
@@ -207,6 +210,7 @@ def test_mbart_has_25_languages_behind_its_pieces(tmp_path):
     assert (len(languages), languages["ar_AR"], languages["zh_CN"]) == (25, first, first + 24)
 
 
+@pytest.mark.fast("False")
 @pytest.mark.parametrize("space", [False, True])
 def test_bart_merges_bytes(space, tmp_path):
     backend, files = bart_files(space)

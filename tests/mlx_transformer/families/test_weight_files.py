@@ -135,6 +135,7 @@ def peak(folder: Path, out: Path, verb: str = "import_huggingface") -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", thinned(WHOLE, 2))
 def test_weights_pass_through_memory_one_by_one(name: str, tmp_path: Path) -> None:
     """Import of 50 MB takes less than half of that beyond what an import of next to nothing takes."""
@@ -151,6 +152,7 @@ def test_weights_pass_through_memory_one_by_one(name: str, tmp_path: Path) -> No
     assert peaks[1] - peaks[0] < weights / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(["as published", "trained here"], 2))
 def test_they_do_so_on_the_way_back(kind: str, tmp_path: Path) -> None:
     """With their channels in another order, and as they are."""

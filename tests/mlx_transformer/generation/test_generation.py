@@ -71,6 +71,7 @@ def test_ragged_prefixes_with_a_beam():
         close(hypotheses, plain_beam(toy, row, 3, 7, 0.6, prefix=forced))
 
 
+@pytest.mark.fast("4111")
 @pytest.mark.parametrize("vocab_size", [4000, 4111])
 def test_a_large_vocabulary_takes_the_blocked_top_k(vocab_size):
     toy = Toy(vocab_size=vocab_size, seed=1, eos_bias=4.0)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from combined import thinned
+from combined import slow, thinned
 from makers_tokenizers import SPECIAL, makers_json
 from toy_model import Toy
 
@@ -76,6 +76,7 @@ def test_a_token_costs_one_step_and_the_first_none():
     assert toy.steps == 4
 
 
+@pytest.mark.fast("request_0", "request_2", "request_1")
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_text_is_that_of_translate(text_model, cpu, mlx, request_):
     for model in (text_model, cpu, mlx):
@@ -193,6 +194,7 @@ def test_command_line(text_folder, capsysbinary, monkeypatch, text_model):
     assert b"stream with --beam 1" in capsysbinary.readouterr().err
 
 
+@slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_threads_share_one_model(text_folder, tmp_path, target):
     """Eight threads at once, every kind of call: what each gets is what it gets alone."""

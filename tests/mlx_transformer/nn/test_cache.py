@@ -62,6 +62,7 @@ def test_growth_across_chunk_borders() -> None:
     np.testing.assert_allclose(np.array(mx.concatenate(parts, axis=1)), full, **TOLERANCE)
 
 
+@pytest.mark.fast("3.0")
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_layers_with_windows_hold_no_more_than_their_window(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is 5: at most 4 + 2 chunks of 4 positions and a part of a prompt, however long a text is."""

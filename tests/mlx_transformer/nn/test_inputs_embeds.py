@@ -57,6 +57,7 @@ def test_what_the_embedding_gives_is_encoded_as_its_ids_are(name: str) -> None:
         assert np.abs(np.array(logits) - truth(*inputs))[real].max() <= limit
 
 
+@pytest.mark.fast("own-rotary", "own-learned", "gpu-learned")
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "decoder"])
 def test_vectors_of_no_table_are_encoded_as_the_reference_has_it(name: str, tmp_path) -> None:
     """By the rule of `validate`: all taps, cached decoding and searches, padding on either side."""
@@ -95,6 +96,7 @@ def test_padding_is_nothing(paper) -> None:
     assert np.abs(np.array(padded) - truth).max() <= budget
 
 
+@pytest.mark.fast("own-options2", "own-options1")
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"sample": True, "seed": 5}])
 def test_search_from_vectors_writes_what_it_writes_from_their_ids(paper, options: dict) -> None:
     rows = [[5, 6, 7, 2], [9, 2], [11, 12, 13, 14, 15, 2], [4, 2]]

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from combined import combined
+from combined import combined, slow
 from drawn_configs import SMALL, configs
 from hypothesis import given
 from mlx.utils import tree_flatten, tree_map
@@ -101,6 +101,7 @@ def test_dropout_only_in_training_and_everywhere_the_paper_has_it() -> None:
     assert set(np.round(np.array(scale).ravel(), 4).tolist()) == {0.0, 2.0}
 
 
+@slow
 def test_attention_dropout_has_the_fused_forms_mean() -> None:
     model = small(attention_dropout=0.25, dropout=0.0, architecture="encoder", decoder_layers=0)
     x = mx.random.normal((2, 5, 16))

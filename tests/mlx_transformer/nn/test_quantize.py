@@ -112,6 +112,7 @@ def test_short_floats_of_every_code(mode, sizes):
     assert not dataclasses.replace(packed, scales=np.where(scales == 9, np.uint8(255), scales)).is_finite
 
 
+@pytest.mark.fast("mxfp4", "scheme3")
 @pytest.mark.parametrize("scheme", [*SHORT, SMALL_GROUP])
 def test_short_floats_and_small_groups_run(scheme, model):
     """In MLX's kernels, or as float32 where MLX has none; the embedding, the tied classifier and a step of a cache."""
@@ -155,6 +156,7 @@ def test_nonsense_in_the_config_is_refused(values, said):
         from_config({"group_size": 32, "bits": 4}, shapes, matrices)
 
 
+@pytest.mark.fast("untied, decoder", "modern, encoder", "odd widths")
 @pytest.mark.parametrize("name", ["paper", "odd widths", "two vocabularies", "untied, decoder", "modern, encoder"])
 def test_saved_loaded_and_run(name, tmp_path):
     config = configs()[name]

@@ -123,6 +123,7 @@ def model_of(changes, vocab_size=31):
     return Transformer(TransformerConfig(vocab_size=vocab_size, **{**sizes, **changes}))
 
 
+@pytest.mark.fast("decoder rotary")
 @pytest.mark.parametrize("name", thinned(CONFIGS, 4))
 def test_the_cache_changes_nothing(name):
     model = model_of(CONFIGS[name])
@@ -143,7 +144,7 @@ def test_dropped_rows_and_lazy_checks_change_nothing():
     bias = np.zeros(31, np.float32)
     bias[2] = 1.5  # so that outputs differ in length
     model.output_proj.bias = mx.array(bias)
-    sources = rows(14, 31, seed=5)
+    sources = rows(9, 31, seed=5)
     for options in ({"beam": 3}, {}):
         single = [model.search([source], max_new_tokens=20, **options)[0] for source in sources]
         assert len({len(hs[0].ids) for hs in single}) > 3
@@ -164,6 +165,7 @@ def log_probabilities(model, source, ids):
     return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
 
+@pytest.mark.fast("learned-dtype3", "decoder rotary-dtype4")
 @pytest.mark.parametrize(
     ("name", "dtype"), combined(["rotary grouped", "learned", "decoder rotary"], [mx.float16, mx.bfloat16])
 )

@@ -95,6 +95,7 @@ def test_frequencies_are_tensor2tensors(tmp_path: Path) -> None:
     assert difference(tmp_path / "ours", network(folder), positions="sinusoidal_halves") > 1e-3
 
 
+@pytest.mark.fast("student", "two vocabularies", "pre-norm")
 @pytest.mark.parametrize("kind", KINDS)
 def test_mlx_writes_what_marian_does(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], seed=2, integers=True)
@@ -276,6 +277,7 @@ def test_without_a_vocabulary_the_model_takes_ids(change: Any, tmp_path: Path) -
 BEAM_6 = {"beam": 6, "penalty_form": "length", "length_penalty": 0}
 
 
+@pytest.mark.fast("beam-size: 4\\nnormalize: 0.8\\nword-penalty: 0.1\\n-expected3-notes3", "-expected0-notes0")
 @pytest.mark.parametrize(
     ("more", "expected", "notes"),
     [

@@ -24,6 +24,7 @@ from mlx_transformer.families.marian_files.items import read_bin
 from mlx_transformer.system.errors import UserError
 
 
+@pytest.mark.fast("student", "pre-norm")
 @pytest.mark.parametrize("kind", thinned([*KINDS][::-1], 2))
 def test_a_file_of_integers_comes_back_byte_for_byte(kind: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "theirs", KINDS[kind], integers=True)
@@ -59,6 +60,7 @@ def bare(checkpoint: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.fast("student")
 @pytest.mark.parametrize("kind", thinned(KINDS, 2))
 def test_integers_are_those_of_the_scales(kind: str, tmp_path: Path) -> None:
     """Without its original file a model is written from its numbers, and is the same but for what means nothing."""
