@@ -43,9 +43,10 @@ def translator(tmp_path):
     return made(tmp_path / "run", MODELS["encoder-decoder"])
 
 
-def made(folder, config):
+def made(folder, config, most=1):
+    """most: layers of a stack"""
     sizes = dict.fromkeys(("vocab_size", "source_vocab_size"), TOKENIZER.vocab_size)
-    layers = {name: min(1, getattr(config, name)) for name in ("encoder_layers", "decoder_layers")}
+    layers = {name: min(most, getattr(config, name)) for name in ("encoder_layers", "decoder_layers")}
     config = dataclasses.replace(config, **sizes, **layers)
     save_checkpoint(folder / "model", config, random_weights(config, 3), TOKENIZER.to_json())
     both = config.architecture == "encoder-decoder"
@@ -207,7 +208,8 @@ def test_what_makes_no_sense_is_refused(translator, tmp_path, changes, said):
 
 
 @pytest.mark.slow
-def test_the_percentile_of_the_better_tokens_is_taken(translator, tmp_path, monkeypatch):
+def test_the_percentile_of_the_better_tokens_is_taken(tmp_path, monkeypatch):
+    translator = made(tmp_path / "run", MODELS["encoder-decoder"], most=2)
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     monkeypatch.setattr(fixed_scales, "PERCENTILES", (1.0, 100.0))  # the first cuts nearly everything
     folder = export_onnx(translator, tmp_path / "onnx", precision="int8")

@@ -35,7 +35,7 @@ def of_few_lines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_student(tmp_path_factory.mktemp("student") / "run", steps=40)
+    return train_student(tmp_path_factory.mktemp("student") / "run", steps=25)
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,7 @@ def test_draws_what_mlx_draws(both, options):
     equal(graph.search(rows(30), sample=True, **options), model.search(rows(30), sample=True, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [SAMPLING[1::2], pytest.param(SAMPLING[::2], marks=SLOW)], ids=["some", "others"])
 def test_draws_what_mlx_and_the_exported_package_draw(sampling, tmp_path):
     """With more than one block of tokens, the last of them not whole."""

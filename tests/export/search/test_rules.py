@@ -36,6 +36,7 @@ def opened(checkpoint, runtime):
     return OnnxTransformer(export_onnx(checkpoint, out, target=target, force=True), threads=1)
 
 
+@pytest.mark.fast("portable-shared", "search cpu-shared")
 @pytest.mark.parametrize(
     ("name", "cases"), shared_out(GOLDEN["cases"], ["portable", "cpu", "search portable", "search cpu"])
 )
@@ -77,7 +78,7 @@ def pair(request, tmp_path_factory):
     return model, OnnxTransformer(export_onnx(checkpoint, folder / "onnx", target=target), threads=1)
 
 
-@pytest.mark.parametrize(("options", "prefixed"), combined(REQUESTS, [False, True], step=2), ids=str)
+@pytest.mark.parametrize(("options", "prefixed"), combined(REQUESTS, [False, True], step=4), ids=str)
 def test_every_runtime_finds_what_mlx_finds(pair, options, prefixed):
     model, other = pair
     rng = np.random.default_rng(5)

@@ -115,6 +115,7 @@ def test_weights_in_blocks_have_columns_of_all_logits(checkpoint: Path, tmp_path
     assert all({*out} <= {*ids} for out, ids in zip(model.generate(rows, candidates=own), own, strict=True))
 
 
+@pytest.mark.fast("tied")
 def test_portable_graphs_write_the_same(checkpoint: Path, tmp_path: Path) -> None:
     cpu, portable = (
         OnnxTransformer(export_onnx(checkpoint, tmp_path / target, target=target), threads=1)

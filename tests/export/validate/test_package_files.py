@@ -33,7 +33,7 @@ FREE = (
 SHOWN = ("mlx_transformer.json: cross_attention", "int8_scales.json: products")
 """Choices that the graphs' numbers and nodes show: which attention is returned, and the scales of integers."""
 RECORD = "mlx_transformer.json"
-MOST, LARGE = 5, 60_000
+MOST, LARGE = 7, 60_000
 """Values of one file that are tried, some of a vocabulary's; fewer of a file of more bytes."""
 
 

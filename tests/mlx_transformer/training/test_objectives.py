@@ -33,7 +33,7 @@ def weights(folder):
     return {name: array.tobytes() for name, array in open_checkpoint(folder).tensors()}
 
 
-@pytest.mark.fast("own-denoising", "gpu-language-model", "own-masked-language-model")
+@pytest.mark.fast("own-denoising", "gpu-language-model")
 @every_objective
 def test_perplexity_falls_and_the_record_says_what_was_learned(objective, tmp_path):
     result = train(tmp_path, objective, steps=40, valid_every=10)
