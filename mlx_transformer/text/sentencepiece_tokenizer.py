@@ -306,7 +306,9 @@ class ExactText:
         self._charsmap: Charsmap | None = None
         kinds = [each["type"] for each in _normalizers(specification)]
         self._spacing = [(re.compile(x["pattern"]["Regex"]), x["content"]) for x in _replaced(specification)]
-        self._white = [(pattern, by) for pattern, by in self._spacing if pattern.pattern in WHITE]
+        # What comes before white space is replaced: runs of spaces, which a line's end would lengthen.
+        last = max((i for i, (pattern, _) in enumerate(self._spacing) if pattern.pattern in WHITE), default=-1)
+        self._white = self._spacing[: last + 1]
         self._lower = tokenizers.normalizers.Lowercase() if "Lowercase" in kinds else None
         self._published = PublishedIds(specification) if "lookup" in roles else None
         self._fixed = _without_faults(specification)

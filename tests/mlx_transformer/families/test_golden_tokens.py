@@ -97,7 +97,19 @@ def test_white_space_is_cut_as_the_files_components_cut_it(name):
     _, text, _ = golden(name)
     library = tokenizers.Tokenizer.from_file(str(GOLDEN / name / "tokenizer.json"))
     lines = ["a ", "a  ", "a\t", " a b ", "[E1] ", "a {NAME} "] if name.startswith("v5") else []
-    lines += ["a\x85", "\x85a", "a\x85b", "a\u2028", "a \x85\u2028", "a\x85 {NAME} a\x85", "a \x85 b"]
+    lines += [
+        "  \n1",
+        "a  \n,",
+        "a\n  b",
+        " \n\n 1",
+        "a\x85",
+        "\x85a",
+        "a\x85b",
+        "a\u2028",
+        "a \x85\u2028",
+        "a\x85 {NAME} a\x85",
+        "a \x85 b",
+    ]
     cut = [each.ids for each in library.encode_batch(lines, add_special_tokens=False)]
     assert [ids[: len(own)] for ids, own in zip(Tokenizer(text).encode_batch(lines), cut, strict=True)] == cut
 
