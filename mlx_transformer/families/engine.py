@@ -28,7 +28,7 @@ from mlx_transformer.system.errors import UserError, first_of, refusal
 from mlx_transformer.system.fields import field_types
 from mlx_transformer.system.tensors import Stored, float_type, is_float
 
-from .keys import Given, Line, Values
+from .keys import Given, Key, Line, Values
 
 Tensors = Mapping[str, Any]
 """Arrays by name. Those of a folder are read when NumPy needs their numbers; together they may exceed memory."""
@@ -264,7 +264,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     """Our config and weights of a published model. Raises `UserError` with all problems.
 
     Quantised matrices are `Packed`, but for tables that are added only, which become floats of the same values.
-    Biases that are off by default in our config are left out if all their values are zero.
+    Biases that are off by default in our config are left out if all their values are zero, and so is a lone token type.
     """
     config = config_of(family, published.config, published.generation, published.config_file)
     family = stored_as(family, published)
@@ -273,8 +273,8 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
     weights, problems = family.read(config, tensors)
     if problems:
         raise refusal(f"{published.path}: weights don't fit config.json", problems, published.path)
-    for name in _biases(family):
-        without = dataclasses.replace(config, **{name: False})
+    for name in (*_biases(family), *(["token_types"] if config.token_types == 1 else [])):
+        without = dataclasses.replace(config, **{name: False if name != "token_types" else 0})
         shapes = parameter_shapes(without)
         defaults = {field.name: field.default for field in dataclasses.fields(config)}
         if not defaults[name] and not any(np.any(array) for n, array in weights.items() if n not in shapes):
@@ -500,7 +500,7 @@ def _biases(family: Family) -> Iterator[str]:
 
 
 def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
-    """The config of the same model in the family's form: all of the family's biases, and its order of sinusoids."""
+    """The config of the same model in the family's form: all of its biases, a token type, its order of sinusoids."""
     halves = config.positions == "sinusoidal" and family.ours.get("positions") == "sinusoidal_halves"
     positions = "sinusoidal_halves" if halves else config.positions
     biases = (name for name in _biases(family) if name != "output_bias" or config.head.classifies)
@@ -508,6 +508,9 @@ def _as_written(family: Family, config: TransformerConfig) -> TransformerConfig:
     output = family.ours.get("attention_output_bias")
     if "attention_bias" in written and (output is not False or not config.output_proj_bias):
         written["attention_output_bias"] = output
+    typed = any(isinstance(line, Key) and line.ours == "token_types" for line in family.keys)
+    if typed and config.architecture == "encoder":
+        written["token_types"] = config.token_types or 1  # `transformers` looks a type up always; a row of zeros
     return dataclasses.replace(config, **written)
 
 
