@@ -52,7 +52,7 @@ def judge(model, count):
 
 @pytest.mark.fast("int8")
 def test_eight_threads(model):
-    judge(model, 40)
+    judge(model, 80)
 
 
 @pytest.mark.slow
