@@ -155,6 +155,7 @@ def test_an_encoders_attention_has_them_where_it_keeps_as_many_neighbours(more_l
         export_onnx(run, tmp_path / "all", precision="int8", target="cpu", int8_scales="fixed")
 
 
+@pytest.mark.slow
 def test_a_text_may_be_given(translator, tmp_path, monkeypatch):
     monkeypatch.setitem(LIMITS, "int8", ALWAYS)
     text = tmp_path / "mine.txt"

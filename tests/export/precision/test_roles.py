@@ -117,6 +117,7 @@ def test_roles_not_names_choose_what_is_quantised() -> None:
     assert {"positions.words.weight.uint8_rows", "output_proj.weight.uint4", "last.weight.uint8"} <= stored.keys()
 
 
+@pytest.mark.fast("cpu")
 @pytest.mark.parametrize("target", ["portable", "cpu", "web"])
 def test_numbers_by_relative_position_stay_as_they_are(target, tmp_path) -> None:
     """A table of two dimensions, and no matrix."""

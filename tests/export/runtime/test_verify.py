@@ -53,6 +53,7 @@ def test_the_server_does_not_start(damaged, capfd):
     assert f"{DATA}: damaged (its SHA-256 differs)" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_on_request_it_is_taken_as_it_is(call, made, damaged):
     status, words, said = call("translate", damaged, "--no-verify", stdin=TEXT)
     assert (status, said, words.count("\n")) == (0, "", len(LINES))

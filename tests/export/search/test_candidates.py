@@ -51,6 +51,7 @@ HOW = [  # every other one is in make test
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.fast("('portable', 'float32')-tied")
 @pytest.mark.parametrize(("how", "name"), combined(HOW, MODELS, step=3), ids=str)
 def test_it_finds_what_a_folder_does(name: str, how: tuple[str, str], tmp_path: Path) -> None:

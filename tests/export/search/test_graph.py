@@ -237,6 +237,7 @@ def wide(tmp_path_factory):
     return lambda target: (checkpoint, file(target))
 
 
+@pytest.mark.slow
 @pytest.mark.fast("int4-portable")
 @pytest.mark.parametrize(
     ("precision", "target"),

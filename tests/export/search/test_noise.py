@@ -92,6 +92,7 @@ def _even(u: np.ndarray, parts: int) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < parts + 6 * np.sqrt(2 * parts)
 
 
+@pytest.mark.fast("5", "128", "385")
 @pytest.mark.parametrize("width", [5, BLOCK, 3 * BLOCK, 3 * BLOCK + 1, 1000])
 def test_a_draw_by_blocks_is_a_draw(width):
     """Of the whole vocabulary, the tokens of a last block that isn't whole among them."""

@@ -32,6 +32,7 @@ def model(file):
     return SearchModel(file, threads=1)
 
 
+@pytest.mark.fast("text int8")
 def test_concurrent_requests_are_answered_as_one_by_one(model):
     check_mixed_requests(model, count=12, clients=6, served=OneFile(model))
 

@@ -43,7 +43,7 @@ def judged(report):
     return {point.path: point.passed for point in points}
 
 
-@pytest.mark.fast("modern-cpu", "odd widths-portable")
+@pytest.mark.fast("modern-cpu")
 @pytest.mark.parametrize(
     ("name", "target"), combined(["paper", "modern", "odd widths", "turned heads"], GRAPHS_OF_THEIR_OWN)
 )

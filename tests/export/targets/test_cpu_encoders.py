@@ -31,6 +31,7 @@ def assert_equal(config: TransformerConfig, folder: Path, seed: int = 1) -> None
     assert report.equal, "\n".join([*report.failures(), f"seed {seed}", config.to_json()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", thinned(ENCODERS, 12), ids=name_of)
 def test_every_choice(choice: tuple[int, ...], tmp_path: Path) -> None:
     assert_equal(config_of(choice), tmp_path, sum(choice))

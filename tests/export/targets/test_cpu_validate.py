@@ -50,6 +50,7 @@ def assert_agreement(config, folder: Path, seed: int) -> None:
             assert [h.ids for h in by_cpu] == [h.ids for h in by_portable]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", thinned(ENCODER_DECODERS, 54), ids=name_of)
 def test_every_choice(choice, tmp_path):
     assert_agreement(config_of(choice), tmp_path, seed=sum(choice))

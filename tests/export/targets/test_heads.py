@@ -42,6 +42,7 @@ def config_of(head: Head, **changes: object) -> TransformerConfig:
     return TransformerConfig.from_dict({"architecture": "encoder", **values})
 
 
+@pytest.mark.fast("mean-portable", "words-portable", "spans-portable", "classes-cpu")
 @pytest.mark.parametrize(("name", "target"), combined(HEADS, ["portable", "cpu"]))
 def test_every_head_is_equal_in_every_target(name: str, target: str, tmp_path: Path) -> None:
     config = config_of(HEADS[name], norm_placement="pre" if name == "mean" else "post")

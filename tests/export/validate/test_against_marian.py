@@ -87,6 +87,7 @@ def test_wrong_positions_of_the_import_are_found(tmp_path: Path) -> None:
     assert {p.runtime for p in report.points if not p.passed} == {CHECKPOINT, "mlx"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", thinned(["cpu", "portable"], 2))
 def test_integers_are_judged_by_exact_integers_and_the_kernel_is_named(target: str, tmp_path: Path) -> None:
     """Scales drawn at random clip as real ones don't: of points, those on the integers alone are within a budget."""

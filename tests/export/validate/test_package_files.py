@@ -99,7 +99,7 @@ def files_of(folder: Path) -> list[Path]:
     return [file for file in files if not file.suffix.startswith(".onnx")]
 
 
-@pytest.mark.fast("vectors, for cpu", "calibrated", "encoder-decoder", "an adapter", "two vocabularies")
+@pytest.mark.fast("calibrated", "encoder-decoder", "an adapter", "two vocabularies")
 @pytest.mark.parametrize("name", PACKAGES)
 def test_another_value_of_any_file_is_named(name: str, made: Callable[[str], tuple[Path, Path]]) -> None:
     model, folder = made(name)

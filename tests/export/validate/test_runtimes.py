@@ -227,6 +227,7 @@ def test_the_provider_of_every_node_is_reported(exported: tuple[Path, Path]) -> 
     assert '"provider": "CPUExecutionProvider"' in report.to_json()
 
 
+@pytest.mark.slow
 def test_large_sessions_are_open_in_turn(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One at a time, with the same verdict and places, and MLX's model only while it runs."""
     nodes, seen = [], set()

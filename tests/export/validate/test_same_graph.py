@@ -311,7 +311,7 @@ def test_each_of_them_is_named(pairs: Pairs) -> None:
         assert not unsaid, (file.name, unsaid[:3])
 
 
-@pytest.mark.fast("fixed scales-4", "student, one file-4")
+@pytest.mark.fast("fixed scales-4")
 @pytest.mark.parametrize("count", [4, pytest.param(100, marks=SLOW)])
 def test_one_of_them_alone_is_named(pairs: Pairs, count: int) -> None:
     random = np.random.default_rng(1)

@@ -109,7 +109,7 @@ def test_logits_are_equal_by_the_rule(name: str, eighth: int | None, imported: P
         assert measured.passed, f"{runtime}: {measured}"
 
 
-@pytest.mark.fast("pegasus", "umt5", "mbart", "bart")
+@pytest.mark.fast("umt5", "bart")
 @pytest.mark.parametrize("name", one_of_each(NAMES, model_type))
 def test_tokens_are_equal(name: str, imported: Path, exported: Callable[[str], Path]) -> None:
     """Greedy and of four beams, after the first token that generation_config.json forces."""
@@ -154,6 +154,7 @@ def test_the_folder_is_written_again(name: str, imported: Path, tmp_path: Path) 
     assert before.get("activation_function") in ("swish", "gelu_new") or "activation_function" not in differing
 
 
+@pytest.mark.fast("t5", "bart")
 @pytest.mark.parametrize("name", ["t5", "t5-1.1", "marian", "bart", "mbart-50"])
 def test_optimums_folder_of_any_family_opens(
     name: str, imported: Path, exported: Callable[[str], Path], tmp_path: Path

@@ -71,6 +71,7 @@ def test_the_layer_that_aligns(layers, layer):
     assert alignment_layer(TransformerConfig(vocab_size=9, d_model=8, heads=1, decoder_layers=layers)) == layer
 
 
+@pytest.mark.fast("onnx")
 @pytest.mark.parametrize("name", ["model", "onnx", "cpu"])
 def test_a_copy_is_aligned_along_the_diagonal(call, copying, name):
     arguments = ["translate", copying / name, "--alignment"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from adapter_runs import BASES, adapting, write_bases
 from choices import both_choices
-from combined import combined, thinned
+from combined import combined, slow, thinned
 from mlx.utils import tree_flatten
 from tiny_run import metrics
 
@@ -188,6 +188,7 @@ def test_which_adapter_is_kept(bases, final, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["model"]["final"] == final
 
 
+@slow
 @pytest.mark.fast("own-4 bits")
 @pytest.mark.parametrize("base", BASES)
 def test_what_was_trained_is_exported_and_proved(bases, base, tmp_path):

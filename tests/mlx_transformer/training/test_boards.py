@@ -38,6 +38,7 @@ def run(folder, steps, resume=False, wandb="letters"):
     return Trainer(load_recipe(None, flags), folder / "run", resume).run()
 
 
+@pytest.mark.slow
 def test_a_run_is_one_run_there_also_when_it_is_resumed(tmp_path, told):
     run(tmp_path, 2)
     run(tmp_path, 2, resume=True)

@@ -82,6 +82,7 @@ def test_a_full_disk(tmp_path):
             clock.begin(0)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_at_another_speed(tmp_path, monkeypatch):
     """The curve of the killed run, bit by bit, and from there on a curve of its own; each second counts once."""
     at_pace(monkeypatch, 1.0)
