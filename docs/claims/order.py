@@ -161,8 +161,8 @@ ROWS = (
             "claims/test_attention.py::test_lion_kills_deer_needs_positions",
         ),
         table=list_lion_kills_deer,
-        slip="The notes say invariant: then Attn(P x) would be Attn(x). The word is equivariant: outputs move along. "
-        "Nor is each word treated by itself: every output depends on every input.",
+        slip="The notes say invariant: then Attn(P x) would be Attn(x). The word is equivariant: outputs move along "
+        "with inputs. And words aren't treated independently: every output depends on every input.",
     ),
     Row(
         44,
@@ -190,7 +190,8 @@ ROWS = (
         (rotate, bucket_table),
         ("claims/test_beside.py::test_words_in_front_that_change_nothing_would_be_seen",),
         table=list_moved,
-        slip="The notes say that relative positions matter more, and show sinusoids. Fresh heads see the place itself: "
-        "that an offset is a rotation only lets them learn not to. Their sentence has very, not looks, before good.",
+        slip="The notes say that relative positions matter more, and show sinusoids. Untrained heads react to the "
+        "place itself; that an offset is a rotation only lets them learn not to. In their sentence good follows very, "
+        "not looks.",
     ),
 )

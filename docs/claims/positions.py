@@ -301,10 +301,10 @@ ROWS = (
         (sinusoids, Positions),
         ("claims/test_positions.py::test_interleaved_sinusoids",),
         figure=draw_heat_maps,
-        slip="The notes cut digits off and don't round, 0.8414 for 0.8415 and 0.9999 for 1, write 1000 once for "
-        "10000, with which the longest wave is 6,116 positions instead of 60,611, and say 52 dimensions once for 512. "
-        "Their exponents 1/101, 4/517 and 40/517 are no 2i/512, their i begins at 1, and the comma of their sin(ω, t) "
-        "is a product.",
+        slip="The notes cut digits off where they should round: 0.8414 for 0.8415, 0.9999 for 1. They write 1000 for "
+        "10000 once, with which the longest wave is 6,116 positions instead of 60,611, and 52 dimensions for 512. "
+        "Their exponents 1/101, 4/517 and 40/517 aren't 2i/512, their i begins at 1, and the comma in their sin(ω, t) "
+        "stands for a product.",
     ),
     Row(
         3,
@@ -353,7 +353,8 @@ ROWS = (
         (sinusoids, offset_distance),
         ("claims/test_positions.py::test_sinusoids_are_unique_bounded_and_of_constant_distance_per_offset",),
         figure=draw_dot_products,
-        slip="The notes say deterministic, which means bounded. The raw position is so, too, and without bound.",
+        slip="The notes say: deterministic, which means bounded. The raw position is deterministic too, and has no "
+        "bound.",
     ),
     Row(
         11,

@@ -228,8 +228,8 @@ ROWS = (
         (append_position,),
         ("claims/test_positions.py::test_rejected_appending_the_raw_position",),
         figure=draw_rejected,
-        slip="The notes say that it is discrete and has too little granularity. So are the places themselves; what a "
-        "product with it can't do is to ask for any place between the first and the last.",
+        slip="The notes call it discrete, with too little granularity. Positions are discrete themselves. The trouble "
+        "is another: a product with it can't ask for any place between the first and the last.",
     ),
     Row(
         6,
@@ -262,11 +262,10 @@ ROWS = (
         (single_sine,),
         ("claims/test_positions.py::test_rejected_a_single_sine",),
         figure=draw_waves,
-        slip="The notes say that a sine is continuous because each x has a y, which a step function has too, and "
-        "praise such an abstract continuous representation: beside 1, 2, 3 it also has 4.2, 4.69 and 4.76. No word "
-        "stands there, and continuous doesn't mean fine: the sines of 4.69 and 4.76 are -0.9997 and -0.9989. Nor does "
-        "one sine capture relative positions because it comes back: neighbours have the product 0.765 at 1, 0.128 at "
-        "2.",
+        slip="The notes say that a sine is continuous because each x has a y; a step function has that too. They "
+        "praise it as an abstract continuous representation, with 4.2, 4.69 and 4.76 beside 1, 2, 3. No word stands "
+        "there, and continuous doesn't mean fine: the sines of 4.69 and 4.76 are -0.9997 and -0.9989. Nor does one "
+        "sine capture relative positions because it comes back: neighbours have the product 0.765 at 1, 0.128 at 2.",
     ),
     Row(
         8,
