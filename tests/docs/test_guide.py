@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from assemble.markdown import LINK, lines_of
 from claims.table import ROWS
 from documents import Block, blocks
 from imports import ROOT
+from sacrebleu import CHRF
+
+from mlx_transformer.core.positions import sinusoids
+from mlx_transformer.decoding.options import Options
+from mlx_transformer.nn.attention import attention_weights
+from mlx_transformer.nn.masks import causal_mask
+from mlx_transformer.nn.norms import LayerNorm
+from mlx_transformer.training.optimizers import noam
 
 STEPS = [page for page in sorted((ROOT / "docs/guide").glob("*.md")) if page.stem != "index"]
 TRAINS = "pictures"  # half of the time of all; its numbers are row 41's, which a test computes
@@ -128,3 +139,48 @@ def test_the_terms_of_the_walk_stand_on_the_pages_they_lead_to() -> None:
     for term, (_, _, guide) in glossary.items():
         text = " ".join((ROOT / f"docs/guide/{guide}.md").read_text(encoding="utf-8").lower().split())
         assert {"√d_k": "square root of d_k"}.get(term, term.lower()) in text, f"{term}: {guide}"
+
+
+def shares(logits: list[float], temperature: float = 1) -> list[float]:
+    return mx.softmax(mx.array(logits) / temperature).tolist()
+
+
+SAID: dict[tuple[str, str], Callable[[], bool]] = {
+    ("attention", "weights that are positive and sum to 1"): lambda: (
+        min(row := attention_weights(*[mx.random.normal((1, 1, 4, 8))] * 2)[0, 0, 0].tolist()) > 0
+        and math.isclose(sum(row), 1, rel_tol=1e-5)
+    ),
+    ("masks", "minus infinity is added to a score that must not count, and 0 to the others"): lambda: (
+        shares([3, 4 - math.inf])
+        == attention_weights(*[mx.ones((1, 1, 2, 8))] * 2, causal_mask(2, 2))[0, 0, 0].tolist()
+        == [1, 0]
+    ),
+    ("residual", "subtract the mean of its D numbers, divide by their standard deviation"): lambda: mx.allclose(
+        LayerNorm(3, 1e-5)(mx.array([[1.0, 2, 6]])), mx.array([[-2.0, -1, 3]]) / math.sqrt(14 / 3), atol=1e-4
+    ).item(),
+    ("loss", "minus the logarithm of the probability that the right word was given: 0 for certainty"): lambda: (
+        -math.log(1) == 0 < -math.log(0.9) < -math.log(0.1)
+    ),
+    ("optimizer", "rises linearly, then falls with the root of the step"): lambda: (
+        math.isclose(noam(200, 512, 400), 2 * noam(100, 512, 400))
+        and math.isclose(noam(1600, 512, 400), noam(400, 512, 400) / 2)
+    ),
+    ("decoding", "So log p is divided by a *length penalty*"): lambda: 1 == Options().penalty(1) < Options().penalty(9),
+    ("decoding", "a small one makes the choice surer, a large one evener"): lambda: (
+        max(shares([1, 2, 4], 0.5)) > max(shares([1, 2, 4])) > max(shares([1, 2, 4], 2))
+    ),
+    ("scores", "counts the second one twice as much (beta = 2)"): lambda: CHRF().beta == 2,
+    ("positions", "The base of the frequencies is 10000, not 1000"): lambda: math.isclose(
+        sinusoids(2, 4)[1, 2], math.sin(10000**-0.5), rel_tol=1e-6
+    ),
+    ("classifier", "The word with the largest product is the most probable one"): lambda: (
+        shares([1, 4, 2]).index(max(shares([1, 4, 2]))) == 1
+    ),
+}
+
+
+@pytest.mark.parametrize(("page", "said"), list(SAID), ids=lambda text: text[:24])
+def test_what_a_page_says_in_words_is_so(page: str, said: str) -> None:
+    text = " ".join((ROOT / f"docs/guide/{page}.md").read_text(encoding="utf-8").split())
+    assert said in text
+    assert SAID[page, said]()
