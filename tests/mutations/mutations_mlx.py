@@ -22,7 +22,7 @@ def _stale_row(model: Any) -> None:
 
     def stale(ids: Any, cache: Any, **named: Any) -> Any:
         logits = step(ids, cache, **named)
-        cache.layers[1].keys[:, :, 0] = 0
+        cache.layers[1].buffers[0][:, :, 0] = 0
         return logits
 
     model.step = stale

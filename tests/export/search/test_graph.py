@@ -277,8 +277,8 @@ def test_errors_say_what_to_do(tmp_path):
         export_search(checkpoint, tmp_path / "a.onnx", text=True)
     with pytest.raises(UserError, match="target 'web' has none"):
         export_search(checkpoint, tmp_path / "a.onnx", target="web")
-    save_checkpoint(tmp_path / "alone", *_decoder_only())
-    with pytest.raises(UserError, match="needs an encoder-decoder, not architecture='decoder'"):
+    save_checkpoint(tmp_path / "alone", *_encoder_only())
+    with pytest.raises(UserError, match="needs a decoder, not architecture='encoder'"):
         export_search(tmp_path / "alone", tmp_path / "a.onnx")
     assert not list(tmp_path.glob("*.onnx"))
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
@@ -293,8 +293,8 @@ def test_errors_say_what_to_do(tmp_path):
         graph.generate([[4, 2]], max_new_tokens=90)
 
 
-def _decoder_only():
+def _encoder_only():
     from small_models import alone, random_weights
 
-    config = alone("paper", "decoder")
+    config = alone("paper", "encoder")
     return config, random_weights(config)

@@ -10,7 +10,7 @@ from random_models import random_weights
 
 from export import export_onnx
 from export.validate import compare, compare_engines
-from export.validate.cases import Case, grid
+from export.validate.cases import Case, Extras, grid
 from export.validate.checks.judging import DRAWS, Reordered, SecondLook
 from export.validate.engines.mlx_engine import MlxEngine
 from export.validate.engines.protocol import Capabilities, Engine
@@ -58,8 +58,8 @@ def test_a_lucky_float32_blames_nobody_and_hides_nothing(
     """
     truths, drawn = compare_module._truths, []
 
-    def lucky(truth64: Reference, truth32: Reference, case: Case, shown: int | None) -> dict[str, Truth]:
-        taps = truths(truth64, truth32, case, shown)
+    def lucky(truth64: Reference, truth32: Reference, fixed: None, case: Case, shown: Extras) -> dict[str, Truth]:
+        taps = truths(truth64, truth32, fixed, case, shown)
         t64, valid = taps["logits"].t64, taps["logits"].valid
         error = ErrorScale.of((engine.logits(case) - t64)[valid], t64[valid])
         eighth = {name: getattr(error, name) / 8 for name in ("rms", "max", "worst")}

@@ -4,6 +4,7 @@ package cuts the text for the judge."""
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 
 import pytest
@@ -123,7 +124,10 @@ def test_pegasus_has_masks_in_front_of_its_pieces(offset, tmp_path):
     settings = {} if offset == 103 else {"tokenizer_config__json": {"offset": offset}}
     write_model(tmp_path / "theirs", config, spiece__model=model, **settings)
     assert left_behind(import_huggingface(tmp_path / "theirs", tmp_path / "ours")) == []
-    tokenizer, texts = Tokenizer.load(tmp_path / "ours"), lines()[::3]
+    tokenizer = Tokenizer.load(tmp_path / "ours")
+    texts = [
+        text for text in lines()[::3] if not re.search(r"\s\x85|\x85\s", text)
+    ]  # which transformers 4 and 5 cut apart
     assert tokenizer.encode_batch(["<mask_1> a", "<unk_5>"]) == [[2, *tokenizer.encode("a")], [7, 1]]
     spaced = [text.replace("\x85", " ") for text in texts]  # transformers cuts words at white space, whichever it is
     assert tokenizer.encode_batch(texts) == [[*(id + offset for id in row), 1] for row in judge.encode(spaced)]
