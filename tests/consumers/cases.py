@@ -114,7 +114,7 @@ class Lower:
 
     @classmethod
     def of(cls, trained: Trained, folder: Path, target: str) -> "Lower":
-        export_onnx(MODEL, folder, target=target, precision=["float32", *LOWER])
+        export_onnx(MODEL, folder, target=target, precision=["float32", *LOWER], accept_loss=True)
         rows = trained.tokenizer.encode_batch(trained.phrases[:LOWER_PHRASES])
         models = {p: OnnxTransformer(folder, precision=p) for p in ("float32", *LOWER)}
         tokens = {p: [models[p].generate([row], max_new_tokens=NEW_TOKENS)[0] for row in rows] for p in LOWER}
