@@ -90,7 +90,7 @@ def limit_on(provider: str) -> int:
 def ids_of(trained, found: dict[str, Any]) -> list[list[int]]:
     """Of a transformers.js answer, as MLX gives them."""
     config = trained.model.config
-    return [new_tokens(row, 1, config.eos_id, config.pad_id) for row in found["ids"]]
+    return [new_tokens(row, 1, {config.eos_id}, config.pad_id) for row in found["ids"]]
 
 
 @pytest.mark.parametrize("threads", THREADS)
