@@ -306,9 +306,7 @@ class ExactText:
         self._charsmap: Charsmap | None = None
         kinds = [each["type"] for each in _normalizers(specification)]
         self._spacing = [(re.compile(x["pattern"]["Regex"]), x["content"]) for x in _replaced(specification)]
-        # What comes before white space is replaced: runs of spaces, which a line's end would lengthen.
-        last = max((i for i, (pattern, _) in enumerate(self._spacing) if pattern.pattern in WHITE), default=-1)
-        self._white = self._spacing[: last + 1]
+        self._white = self._spacing[: len(_before_white(specification))]
         self._lower = tokenizers.normalizers.Lowercase() if "Lowercase" in kinds else None
         self._published = PublishedIds(specification) if "lookup" in roles else None
         self._fixed = _without_faults(specification)
@@ -493,7 +491,7 @@ def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     """Return the tokenizer without its table, without its changes of white space, and with a space in each control
     piece, so that no text can spell it. Added tokens are found before it cuts text."""
-    changed = copy.copy(specification)
+    changed, done = copy.copy(specification), _before_white(specification)
     roles = roles_of(specification)
     whole = {*roles.get(WHOLE, ())}
     changed["added_tokens"] = [
@@ -505,7 +503,7 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
     normalizers = [
         each
         for each in _normalizers(specification)
-        if each["type"] != "Precompiled" and each.get("pattern", {}).get("Regex") not in WHITE
+        if each["type"] != "Precompiled" and each.get("pattern", {}).get("Regex") not in done
     ]
     changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
     model = dict(specification["model"])
@@ -513,6 +511,12 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
         model["vocab"] = [[f"{text} " if text in control else text, score] for text, score in model["vocab"]]
         model["vocab"] += roles.get("missing", [])
     return {**changed, "model": model}
+
+
+def _before_white(specification: Mapping[str, Any]) -> list[str]:
+    """Return the patterns up to the last of white space, e.g. of runs of spaces, which a line's end would lengthen."""
+    patterns = patterns_of(specification)
+    return patterns[: max((i + 1 for i, pattern in enumerate(patterns) if pattern in WHITE), default=0)]
 
 
 def patterns_of(specification: Mapping[str, Any]) -> list[str]:

@@ -99,6 +99,7 @@ def test_white_space_is_cut_as_the_files_components_cut_it(name):
     lines = ["a ", "a  ", "a\t", " a b ", "[E1] ", "a {NAME} "] if name.startswith("v5") else []
     lines += [
         "  \n1",
+        "x\r\n  1",
         "a  \n,",
         "a\n  b",
         " \n\n 1",
