@@ -195,8 +195,8 @@ def _nearer(before: Packed, fresh: Packed, w: NDArray) -> Packed:
     errors = [np.square(each.widened().dequantised() - w).reshape(shape).sum(-1) for each in (same, fresh)]
     nearer = errors[0] <= errors[1]  # (O, G)
     chosen = np.where(np.repeat(nearer, scheme.group_size, axis=1), q, fresh.integers())
-    parts = (np.where(nearer, *pair) for pair in zip(same.parts[1:], fresh.parts[1:], strict=True))
-    return Packed(packed_words(chosen, scheme.bits), *parts, scheme)
+    scales, biases = (np.where(nearer, *pair) for pair in zip(same.parts[1:], fresh.parts[1:], strict=True))
+    return Packed(packed_words(chosen, scheme.bits), scales, biases, scheme)
 
 
 def _logits(model: Transformer, config: TransformerConfig) -> NDArray:

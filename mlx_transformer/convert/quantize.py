@@ -211,7 +211,8 @@ def dequantize_checkpoint(folder: str | Path, out: Target, force: bool = False) 
         if not checkpoint.quantization:
             raise UserError(f"{folder}: isn't quantised; nothing to make floats of")
         own = files_with_weights(read_settings(checkpoint.folder, checkpoint.config), checkpoint.folder)
-        save_checkpoint(output, checkpoint.config, checkpoint.unread(), checked_tokenizer(checkpoint), **own)
+        weights: Any = checkpoint.unread()
+        save_checkpoint(output, checkpoint.config, weights, checked_tokenizer(checkpoint), **own)
         return f"{len(checkpoint.quantization)} matrices in float32; {_sizes(checkpoint, output)}"
 
 
