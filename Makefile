@@ -35,7 +35,7 @@ help:
 	@echo 'make test-consumers Optimum, sentence-transformers, transformers.js and others against MLX, clients of the server (MODEL=folder)'
 	@echo 'make test-ray       a text and requests by two workers of Ray, of which one is killed'
 	@echo 'make test-peers     published models: Marian'"'"'s beside Mozilla'"'"'s engine, MiniLM'"'"'s vectors beside PyTorch'"'"'s, a GGUF'
-	@echo 'make test-folders   folders of 13 families as transformers 4 and 5 save them: ids, texts, numbers; in all runtimes, and back (hours)'
+	@echo 'make test-folders   folders of 13 families as transformers 4 and 5 save them: ids, texts, numbers; in all runtimes, and back (40 minutes)'
 	@echo 'make test-browser   onnxruntime-web and transformers.js in headless Chromium against MLX (CHROMIUM=program)'
 	@echo 'make pictures       the pictures in the README, of the pages of a finished quickstart (OUT=folder)'
 	@echo 'make test-cuda      all that a GPU does otherwise, on an NVIDIA one; an error without (WHEELS=folder: offline)'

@@ -213,7 +213,9 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, di
         )
     place = write_explained(folder / "vector", "encoder", onnx=False) / "model"
     opened, embedding = open_checkpoint(place), TextEmbedding(pooling=("mean", "cls"), normalize=True)
-    save_checkpoint(place, opened.config, dict(opened.tensors()), opened.tokenizer_json(), texts=embedding.texts())
+    save_checkpoint(
+        place, opened.config, dict(opened.tensors()), opened.tokenizer_json(), force=True, texts=embedding.texts()
+    )
     models["vector"] = place, ["one two three."]
     models["pair"] = head_model("bert-classes", folder / "pair"), ["a good film .", "a bad film ."]
     pages = {name: folder / f"{name}.html" for name in models}

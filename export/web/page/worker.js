@@ -29,7 +29,8 @@ const KINDS = {
     opened = null;
     opened = await openModel(site, site.models[model], device, threads, (share) => say({ share }));
     if (site.shortlist && !shortlist) shortlist = new Shortlist(await fetched(site, site.shortlist.file), site.shortlist.shared);
-    await translated({ text: '.', options: FIRST, say() {}, stopped: () => false });
+    const [any] = Object.keys(site.config.generation.languages ?? {});
+    await translated({ text: '.', options: { ...FIRST, languages: { source: any, target: any } }, say() {}, stopped: () => false });
     return { seconds: (performance.now() - began) / 1000, threads: opened.threads, memory: memoryInUse() };
   },
 

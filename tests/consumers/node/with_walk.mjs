@@ -142,6 +142,7 @@ async function walked(page, whole) {
       for (let head = 0; head < heads; head++) {
         await page.click(`#picks [data-layer="${layer}"]`);
         await page.click(`#picks [data-head="${head}"]`);
+        await ready(page); // what is out of sight is drawn in slices
         if (whole || (layer === layers - 1 && head === heads - 1)) {
           const { state, ...each } = await page.evaluate(drawn, whole && head === 0);
           found.states.push(state);
