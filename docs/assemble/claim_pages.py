@@ -47,7 +47,11 @@ def with_links(index: str, address: Callable[[str], str]) -> str:
 
 def page(row: Any, root: Path, figure: str | None, link: SourceLink) -> str:
     """Markdown. `figure`: the file of a trained model's figure, relative to the page."""
-    parts = [f"# {row.number}. {row.claim}", f'<div class="formula">{as_mathml(row.formula)}</div>', _numbers(row)]
+    parts = [
+        f"# {row.number}. {row.claim}",
+        f'<div class="formula" tabindex="0">{as_mathml(row.formula)}</div>',
+        _numbers(row),
+    ]
     parts += [_shown(row, root, figure)]
     if row.missing:
         parts += [f"**Not here yet.** {row.missing}"]

@@ -63,7 +63,7 @@ def replace_formulas(text: str, written: Callable[[str], str]) -> str:
     lines = []
     for line, fenced in lines_of(text):
         formulas = re.split(r" {4,}", line[4:]) if line.startswith("    ") and not fenced else []
-        lines.append(f'<div class="formula">{"".join(map(written, formulas))}</div>' if formulas else line)
+        lines.append(f'<div class="formula" tabindex="0">{"".join(map(written, formulas))}</div>' if formulas else line)
     return "\n".join(lines)
 
 

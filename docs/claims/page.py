@@ -34,7 +34,7 @@ def article(row: Row, found: Values | None, figure: str, reason: str = "") -> st
     return (
         f'<article class="card" id="row-{row.number}">'
         f'<h2><a href="#row-{row.number}">{row.number}</a>{escape(row.claim)}</h2>'
-        f'<div class="formula">{as_mathml(row.formula)}</div>{numbers}{figure}{notes}'
+        f'<div class="formula" tabindex="0">{as_mathml(row.formula)}</div>{numbers}{figure}{notes}'
         f'<p class="soft">Code: {code}. Tests: {tests}.</p></article>'
     )
 

@@ -183,7 +183,7 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
     station.scrollIntoView({ block: 'start', behavior: 'instant' });
     const over = Math.max(...['sticky', 'now'].map((id) => document.getElementById(id)).filter((each) => getComputedStyle(each).position === 'sticky').map((each) => each.getBoundingClientRect().bottom), 0);
     const { top, bottom } = station.querySelector('.answer').getBoundingClientRect();
-    const drawn = station.querySelector('.strip, .map, table, svg, .chips, #seen').getBoundingClientRect();
+    const drawn = station.querySelector('.strip, .map, table, svg, .chips, #seen')?.getBoundingClientRect() ?? { top, bottom }; // a place nothing is drawn for
     return top < over || bottom > innerHeight || drawn.top + 20 > innerHeight;
   }).map(({ id }) => id));
   await page.evaluate(() => scrollTo(0, 0));
