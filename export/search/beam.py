@@ -73,7 +73,7 @@ class Beam:
             history = self.rules.begun(op, start)
         else:
             start = op.Slice(self.prompts, [-1], [1 << 62], [1])
-            history = self.rules.begun(op, start, before=self.prompts)
+            history = self.rules.begun_by(op, self.prompts)
         return {
             "ids": Carried(start, integer, (BATCH, "hypotheses")),
             "history": Carried(history, integer, (BATCH, "hypotheses", "written")),

@@ -273,12 +273,14 @@ class Rules:
         first = op.Cast(op.Equal(t, self.first_count), to=ir.DataType.INT64)
         return op.Gather(self.rows, op.Add(early, op.Mul(first, 2)))
 
-    def begun(self, op: Op, ids: ir.Value, before: ir.Value | None = None) -> ir.Value:
-        """The history (B, 1, L): start tokens (B, 1), or the prompts `before` (B, L); empty if no rule reads it."""
-        if before is None:
-            return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
-        count = op.Mul(self.written_count, op.Shape(before, start=1))
-        return op.Slice(op.Unsqueeze(before, [1]), [0], count, [2])
+    def begun(self, op: Op, ids: ir.Value) -> ir.Value:
+        """The history (B, 1, L) of start tokens (B, 1); L is 0 if no rule reads it."""
+        return op.Slice(op.Unsqueeze(ids, [2]), [0], self.written_count, [2])
+
+    def begun_by(self, op: Op, prompts: ir.Value) -> ir.Value:
+        """The history (B, 1, L) of prompts (B, S)."""
+        count = op.Mul(self.written_count, op.Shape(prompts, start=1))
+        return op.Slice(op.Unsqueeze(prompts, [1]), [0], count, [2])
 
     def written(self, op: Op, history: ir.Value, parents: ir.Value, ids: ir.Value) -> ir.Value:
         """The history after appending tokens (B, K); token k follows hypothesis parents[:, k] of its sentence."""

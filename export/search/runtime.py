@@ -246,8 +246,9 @@ class SearchModel(TextVerbs):
         from mlx_transformer.generation.stream import check_stop, until
         from mlx_transformer.generation.translate import as_lines
 
-        if not self.config.has_decoder or self.config.has_encoder or options.pop("control_tokens", False):
-            raise UserError(f"{self.path}: continues no prompts of control tokens: export a decoder without text")
+        self._decoders("generate")
+        if options.pop("control_tokens", False):
+            raise UserError(f"{self.path}: continues no prompts of control tokens: export it without text")
         check_stop(stop)
         check_single(options, "complete", "search")
         lines = as_lines(prompts)
