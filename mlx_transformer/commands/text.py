@@ -38,11 +38,9 @@ from .settings import (
     LineFiles,
     Model,
     OverlongOption,
-    Reference,
     Replace,
     RuntimeSettings,
     Shown,
-    Source,
     Texts,
     TranslatingSettings,
     chosen,
@@ -508,14 +506,23 @@ def _evaluate_alone(model: Path, what: str, where: str, runtime: RuntimeSettings
 def score(
     model: Folder,
     *,
-    source: Source,
-    reference: Reference,
+    source: Annotated[
+        Path | None,
+        Option(
+            help="Source sentences, or a decoder's prompts, one a line; without it a decoder scores each text from the "
+            "beginning.",
+            check=check_text,
+        ),
+    ] = None,
+    reference: Annotated[
+        Path, Option(help="Translations of the source, or what follows the prompts, line by line.", check=check_text)
+    ],
     out: Out = None,
     settings: Annotated[PairSettings, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Print log-probabilities of given translations, or with a decoder of what follows a prompt: for each line the sum,
-    a tab, and the log-probability of each token."""
+    """Print log-probabilities of given translations, or with a decoder of texts or what follows a prompt: for each line
+    the sum, a tab, and the log-probability of each token."""
     from mlx_transformer.generation.files import score_lines
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
@@ -526,7 +533,8 @@ def score(
             f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
         )
     scorer = open_model(model, **vars(runtime))
-    write_lines(score_lines(scorer, settings), (source, reference), output)
+    files = reference if source is None else (source, reference)
+    write_lines(score_lines(scorer, settings, paired=source is not None), files, output)
 
 
 def _check_named(model: str) -> None:

@@ -173,7 +173,7 @@ def described(quantization: Quantization, matrices: Mapping[str, Shape]) -> str:
     parts = []
     for scheme, count in Counter(quantization.values()).most_common():
         share = sum(size for name, size in sizes.items() if quantization.get(name) == scheme)
-        parts.append(f"{scheme}: {count} matrices, {share:,} parameters")
+        parts.append(f"{scheme}: {count} {'matrix' if count == 1 else 'matrices'}, {share:,} parameters")
     if left := [name for name in sizes if name not in quantization]:
         parts.append(f"not quantised: {', '.join(left[:8])}" + (f" and {len(left) - 8} more" if len(left) > 8 else ""))
     return "; ".join(parts)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlx_transformer.decoding.options import Options
 from mlx_transformer.system.durable import Target
-from mlx_transformer.system.errors import UserError
+from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.system.fields import changed
 
 from .alignment import CrossWeights, pharaoh
@@ -171,8 +171,9 @@ def translate_stream(
     write_lines(work, input, output, text=text, resume=s.resume, force=s.force, model_facts=model_facts)
 
 
-def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
-    """Score pairs of lines: the log-probability of each target token, given the source; or what follows a prompt.
+def score_lines(model: TextVerbs, settings: PairSettings, paired: bool = True) -> LineWork:
+    """Score pairs of lines: the log-probability of each target token, given the source; or what follows a prompt. Lines
+    that aren't `paired` are a decoder's whole texts.
 
     A line of output is the sum, a tab, and the tokens' log-probabilities separated by spaces, the end token's last. As
     JSON: {"source": ..., "target": ..., "log_p": sum, "tokens": [...], "token_log_p": [...]}.
@@ -181,20 +182,26 @@ def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
     """
     alone = model.config.architecture == "decoder"
     model.pair_ids(["a"], ["b"])  # raises here for a model that scores no text
+    if not (paired or alone):
+        raise UserError("a translation is scored with what it translates: give {}", Name("source"))
     limit = model.config.max_positions if alone else model.translator.most
     languages = {name: getattr(settings, name) for name in ("source_language", "target_language")}
     named = {name: code for name, code in languages.items() if code is not None}
     chosen = with_languages(model.generation, named, told=bool(model.generation.get(TARGET_IN_SOURCE)))  # by each row
     tokenizer = cast("Tokenizer", model.tokenizer)
 
-    def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    def pair(line: Any) -> tuple[str, str]:
+        return line if paired else ("", line)
+
+    def encoded(lines: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
+        pairs = [pair(line) for line in lines]
         return model.pair_ids([source for source, _ in pairs], [target for _, target in pairs])
 
     def length(ids: tuple[list[int], list[int]]) -> int:
         return len(ids[0]) + len(ids[1]) - 1 if alone else max(map(len, ids))
 
-    def check(pairs: Sequence[tuple[str, str]], first_line: int) -> None:
-        for number, ids in enumerate(encoded(pairs), first_line):
+    def check(lines: Sequence[Any], first_line: int) -> None:
+        for number, ids in enumerate(encoded(lines), first_line):
             if (longest := length(ids)) > limit:
                 raise UserError(
                     "line {}: {} tokens, the model takes at most {}; shorten it, or choose {overlong}",
@@ -202,8 +209,8 @@ def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
                     overlong="skip",
                 )
 
-    def run(pairs: Sequence[tuple[str, str]], report: LineReport) -> list[tuple[list[int], NDArray[np.float32] | None]]:
-        rows = encoded(pairs)
+    def run(lines: Sequence[Any], report: LineReport) -> list[tuple[list[int], NDArray[np.float32] | None]]:
+        rows = encoded(lines)
         fits = [length(ids) <= limit for ids in rows]
         usable = [ids for ids, fit in zip(rows, fits, strict=True) if fit]
         sources, targets = [source for source, _ in usable], [target for _, target in usable]
@@ -213,14 +220,14 @@ def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
                 report.on_overlong(number)
         return [(target, next(computed) if fit else None) for (_, target), fit in zip(rows, fits, strict=True)]
 
-    def show(pair: tuple[str, str], scored: tuple[list[int], NDArray[np.float32] | None]) -> str | dict[str, Any]:
-        ids, values = scored
+    def show(line: Any, scored: tuple[list[int], NDArray[np.float32] | None]) -> str | dict[str, Any]:
+        (source, target), (ids, values) = pair(line), scored
         total = None if values is None else math.fsum(values.tolist())
         if not settings.json:
             return "\t" if values is None else f"{total:.4f}\t{' '.join(f'{value:.4f}' for value in values)}"
         more = {} if values is None else {"token_log_p": [float(value) for value in values]}
         tokens = [tokenizer.token(id) for id in ids]
-        return {"source": pair[0], "target": pair[1], "log_p": total, "tokens": tokens, **more}
+        return {"source": source, "target": target, "log_p": total, "tokens": tokens, **more}
 
     return LineWork(
         name="score",
@@ -228,7 +235,7 @@ def score_lines(model: TextVerbs, settings: PairSettings) -> LineWork:
         show=show,
         check=check if settings.overlong == "error" else None,
         overlong="longer than the model takes, left empty",
-        unit="pairs",
+        unit="pairs" if paired else "lines",
     )
 
 

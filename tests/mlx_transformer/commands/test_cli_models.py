@@ -254,6 +254,7 @@ def test_score(call, made, tmp_path, monkeypatch):
     assert call("score", made / "onnx", *files, "--output", tmp_path / "out")[:2] == (0, "")
     assert (tmp_path / "out").read_text(encoding="utf-8") == call("score", made / "onnx", *files)[1]
     (tmp_path / "target").write_text(f"x\n{'one ' * 100}\nx\nx\nx\n")
+    refused(call("score", made / "onnx", "--reference", tmp_path / "out"), "what it translates: give --source")
     refused(call("score", made / "onnx", *files), "line 2: ", "choose --overlong skip")
     status, out, said = call("score", made / "onnx", *files, "--overlong", "skip")
     assert (status, out.split("\n")[1]) == (0, "\t")

@@ -142,6 +142,10 @@ def test_text_is_scored_and_continued(models, folder, tmp_path, capsys):
         )
         lines = capsys.readouterr().out.splitlines()
         assert [float(line.split("\t")[0]) for line in lines] == pytest.approx(scores, abs=1e-3)
+        main(["score", str(folder / name), "--reference", str(tmp_path / "texts"), "--json"])
+        alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert alone[1]["log_p"] == pytest.approx(scores[1], abs=1e-3)
+        assert [each["log_p"] for each in alone] == pytest.approx(models[0].score([""] * 3, texts), abs=1e-3)
 
 
 def test_a_template_s_digest_is_shown(folder, capsys):
