@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.validate.cases import Case, fewer
-from export.validate.engines.protocol import Engine
+from export.validate.engines.protocol import Engine, is_large
 from export.validate.findings import AMONG as AMONG_PATH
 from export.validate.findings import Divergence, Tokens
 from export.validate.reference import Reference
@@ -75,6 +75,8 @@ AMONG = ", among candidates"
 WITH_RULES = 4
 """Sentences in a search with rules."""
 ENOUGH_WORDS = 10
+MOST_SCORES = 1 << 25
+"""Most logits in a pass of the reference (256 MB in float64)."""
 OF_SAMPLING = ("sample", "seed", "temperature", "top_k", "top_p")
 
 
@@ -133,16 +135,23 @@ def free_running(
     beams = [search for search in every if search.options.beam > 1]
     truths = beam_searches(reference, [(s.sources, s.options, s.candidates) for s in beams]) if beams else []
     truth_of = {search.name: truth for search, truth in zip(beams, truths, strict=True)}
-    chosen: dict[tuple[str, str], list[list[Choice]]] = {}
-    found: list[tuple[int, Tokens]] = []
+    runs: list[tuple[Engine, Attempt]] = []
     for engine in engines:
-        outputs = [_attempted(engine, search) for search in every if engine in able or not search.of_shortlist]
+        runs += [(engine, _attempted(engine, search)) for search in every if engine in able or not search.of_shortlist]
         engine.rest()
-        for attempted in outputs:
-            search, *_ = attempted
-            truth = truth_of.get(search.name, [])
-            tokens = _judged(reference, engine, limits[engine.name], words, attempted, truth, chosen)
-            found.append((every.index(search), tokens))
+    greedy = {
+        _key(attempted): attempted
+        for _, attempted in runs
+        if attempted[1] is not None and attempted[0].options.beam == 1
+    }
+    chosen = side_by_side(reference, [(search, _best_of(outputs)) for search, outputs, _ in greedy.values()])
+    known = dict(zip(greedy, chosen, strict=True))
+    found: list[tuple[int, Tokens]] = []
+    for engine, attempted in runs:
+        search, *_ = attempted
+        truth = truth_of.get(search.name, [])
+        tokens = _judged(reference, engine, limits[engine.name], words, attempted, truth, known)
+        found.append((every.index(search), tokens))
     yield from (tokens for _, tokens in sorted(found, key=lambda pair: pair[0]))
 
 
@@ -300,6 +309,16 @@ def _attempted(engine: Engine, search: Search) -> Attempt:
     return search, *attempt(lambda: [[best] for best in engine.search(*arguments)])
 
 
+def _best_of(outputs: Outputs | None) -> list[list[int]]:
+    return [rows[0][0] for rows in outputs or []]
+
+
+def _key(attempted: Attempt) -> tuple[str, str]:
+    """The search and its outputs: runtimes that agree are judged once."""
+    search, outputs, _ = attempted
+    return search.name, str(_best_of(outputs))
+
+
 def _judged(
     reference: Reference,
     engine: Engine,
@@ -307,25 +326,26 @@ def _judged(
     words: TokenText,
     attempted: Attempt,
     truth: Sequence[BeamState],
-    known: dict[tuple[str, str], list[list[Choice]]],
+    known: Mapping[tuple[str, str], list[list[Choice]]],
 ) -> Tokens:
-    """Judge a search's outputs. truth: the reference's beam search. known: choices of other engines' outputs."""
+    """Judge a search's outputs. truth: the reference's beam search. known: the choices along greedy outputs."""
     search, found, why = attempted
     c, options, sources = reference.config, search.options, search.sources
-    outputs = [rows[0][0] for rows in found or []]
+    outputs = _best_of(found)
     if found is None:
         judged = [Judged(problem=why)]
     elif options.beam == 1:
-        if (key := (search.name, str(outputs))) not in known:
-            known[key] = choices(reference, sources, outputs, options, search.candidates)
-        judged = judge_choices(known[key], budget)
+        judged = judge_choices(known[_key(attempted)], budget)
     else:
         judged = judge_beam(truth, [rows[0] for rows in found], options, budget, c)
         if options.n_best > 1:
             judged = judge_others(truth, found, judged, options, budget, c)
     parted = outputs and any(j.summary for j in judged)
     expected: list[list[int]] = []
-    if parted and options.beam == 1:
+    if parted and options.beam == 1 and is_large(sum(array.nbytes for array in reference.weights.stored.values())):
+        rows = zip(outputs, known[_key(attempted)], strict=True)
+        expected = [without_end(until_parting(ids, chosen), c, options) for ids, chosen in rows]
+    elif parted and options.beam == 1:
         expected = [ids for ids, _ in token_by_token(reference, sources, options, search.candidates)]
     elif parted:
         expected = [without_end(s.finished[0][1].tokens, c, options) for s in truth]
@@ -397,21 +417,72 @@ def choices(
     candidates: Candidates = None,
 ) -> list[list[Choice]]:
     """Compare each token of greedy or sampled outputs with the reference's choice along the same output."""
-    c, own = reference.config, candidates or [None] * len(sources)
-    limits = [limit_of(c, options, len(source)) for source in sources]
-    logits = teacher_forced(reference, sources, [ids[: n - 1] for ids, n in zip(outputs, limits, strict=True)], options)
-    rows = list[list[Choice]]()
-    for row, (ids, limit) in enumerate(zip(outputs, limits, strict=True)):
-        tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: an end token
-        rows.append([])
-        if not tokens or len(tokens) > limit:
-            rows[-1] = [Choice(0, 0, 0.0, 0.0, problem=f"{len(tokens)} tokens, the limit is {limit}")]
-            continue
-        for i, token in enumerate(tokens):
-            known = among(logits[row][i], own[row], c, options)
-            scores = greedy_scores(known, read(c, sources[row], options), ids[:i], c, options)
-            rows[-1].append(_choice(scores, i, row, token, forced(i, limit, c, options), c, options))
-    return rows
+    return side_by_side(reference, [(Search("", sources, options, candidates), outputs)])[0]
+
+
+def side_by_side(reference: Reference, runs: Sequence[tuple[Search, Sequence[list[int]]]]) -> list[list[list[Choice]]]:
+    """Compare the outputs of several greedy or sampled searches as `choices` does, by few passes of the reference.
+
+    A pass along an output has the logits of all its steps, so that it proves as much as a search of the reference's
+    own: if each token is the reference's choice behind those before it, then (from the first token on) the reference
+    writes this output. Rows of all searches and runtimes share a pass, which reads and widens the weights once.
+    """
+    c = reference.config
+    limits = [[limit_of(c, search.options, len(source)) for source in search.sources] for search, _ in runs]
+    found: list[list[list[Choice]]] = [[[] for _ in outputs] for _, outputs in runs]
+    rows = [
+        (len(search.sources[row]) + min(len(ids), limit), i, row)
+        for i, (search, outputs) in enumerate(runs)
+        for row, (ids, limit) in enumerate(zip(outputs, limits[i], strict=True))
+    ]
+    for part in _parts(sorted(rows), c.vocab_size):
+        places = [(*runs[i], row, limits[i][row]) for _, i, row in part]
+        logits = teacher_forced(
+            reference,
+            [search.sources[row] for search, _, row, _ in places],
+            [outputs[row][: limit - 1] for _, outputs, row, limit in places],
+            [search.options for search, *_ in places],
+        )
+        for (_, i, row), known, (search, outputs, _, limit) in zip(part, logits, places, strict=True):
+            found[i][row] = _along(outputs[row], known, search, row, limit, c)
+    return found
+
+
+def _parts(rows: Sequence[tuple[int, int, int]], width: int) -> Iterator[Sequence[tuple[int, int, int]]]:
+    """Split rows (length, ...), the shortest first, into passes of at most `MOST_SCORES` logits, padding included."""
+    part: list[tuple[int, int, int]] = []
+    for row in rows:
+        if part and (len(part) + 1) * row[0] * width > MOST_SCORES:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def _along(
+    ids: Sequence[int], logits: Array, search: Search, row: int, limit: int, c: TransformerConfig
+) -> list[Choice]:
+    """Compare each token of a sentence's output with the reference's choice, by the logits (n+1,V) along it."""
+    tokens = [*ids, None] if len(ids) < limit else list(ids)  # None: an end token
+    if not tokens or len(tokens) > limit:
+        return [Choice(0, 0, 0.0, 0.0, problem=f"{len(tokens)} tokens, the limit is {limit}")]
+    options, chosen = search.options, list[Choice]()
+    own = None if search.candidates is None else search.candidates[row]
+    for i, token in enumerate(tokens):
+        known = among(logits[i], own, c, options)
+        scores = greedy_scores(known, read(c, search.sources[row], options), ids[:i], c, options)
+        chosen.append(_choice(scores, i, row, token, forced(i, limit, c, options), c, options))
+    return chosen
+
+
+def until_parting(ids: Sequence[int], chosen: Sequence[Choice]) -> list[int]:
+    """The reference's output as far as an output's choices show it: up to the first token in which they part.
+
+    What it would go on with is another text, which proves nothing, and takes a pass of the network for each token.
+    """
+    place = next((i for i, choice in enumerate(chosen) if choice.token != choice.best), len(ids))
+    return [*ids[:place], *(choice.best for choice in chosen[place : place + 1])]
 
 
 def judge_choices(rows: Sequence[Sequence[Choice]], budget: float) -> list[Judged]:

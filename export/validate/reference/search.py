@@ -254,13 +254,13 @@ def _changes(c: TransformerConfig) -> list[int]:
 
 
 def teacher_forced(
-    reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], o: Options
+    reference: Reference, sources: Sequence[list[int]], outputs: Sequence[list[int]], options: Sequence[Options]
 ) -> list[Array]:
-    """Compute each row's logits (at least n+1,V) for its n output tokens and the token after them."""
+    """Compute each row's logits (at least n+1,V) for its n output tokens and the token after them. options: of each."""
     c = reference.config
     if c.has_encoder:
         ids, mask = _padded(sources, c.pad_id)
-        rows = [[*read(c, source, o), *row] for source, row in zip(sources, outputs, strict=True)]
+        rows = [[*read(c, source, o), *row] for source, o, row in zip(sources, options, outputs, strict=True)]
         logits = reference(ids, _padded(rows, c.pad_id)[0], mask)
         return list(logits)
     ids, mask = _padded([[*prompt, *row] for prompt, row in zip(sources, outputs, strict=True)], c.pad_id)

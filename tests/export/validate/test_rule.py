@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.validate.checks.free_running import judge_beam, judge_greedy
+from export.validate.checks import free_running
+from export.validate.checks.free_running import Search, choices, judge_beam, judge_greedy, side_by_side, until_parting
 from export.validate.compare import _openblas, one_blas_thread
 from export.validate.reference import Reference
-from export.validate.reference.search import BeamState, Hypothesis, beam_search, token_by_token
+from export.validate.reference.search import BeamState, Hypothesis, beam_search, teacher_forced, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
@@ -149,6 +150,30 @@ def test_greedy_tokens_are_judged_one_by_one(model: Reference) -> None:
     assert judged[1].problem.startswith(f"sentence 1, token 2: {changed[1][2]}, reference {outputs[1][2]}, gap ")
     too_long = judge_greedy(model, SOURCES, [[*row, *[3] * 8] for row in outputs], EIGHT, 1e-6)
     assert all(j.problem for j in too_long)
+
+
+def test_outputs_of_several_searches_share_a_pass(model: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is compared as by itself, also in parts; behind where one parts nothing is searched."""
+    outputs = [greedy(model, source, 8) for source in SOURCES]
+    changed = [outputs[0], [*outputs[1][:2], next(i for i in range(3, 20) if i != outputs[1][2])], outputs[2]]
+    drawn = Options(max_new_tokens=9, sample=True, seed=1)
+    runs = [(Search("", SOURCES, EIGHT), outputs), (Search("", SOURCES, EIGHT), changed)]
+    runs += [(Search("", SOURCES[:2], drawn), [ids for ids, _ in token_by_token(model, SOURCES[:2], drawn)])]
+    one_by_one = [choices(model, search.sources, ids, search.options) for search, ids in runs]
+    passes: list[int] = []
+    monkeypatch.setattr(free_running, "teacher_forced", lambda *a: passes.append(len(a[1])) or teacher_forced(*a))
+    for most, expected in ((1 << 25, [8]), (3 * 14 * 20, None)):
+        monkeypatch.setattr(free_running, "MOST_SCORES", most)
+        passes.clear()
+        for found, alone in zip(side_by_side(model, runs), one_by_one, strict=True):
+            for row, known in zip(found, alone, strict=True):
+                assert [choice[:2] for choice in row] == [choice[:2] for choice in known]
+                np.testing.assert_allclose([c.gap for c in row], [c.gap for c in known], atol=1e-12)
+        assert passes == expected or (expected is None and sum(passes) == 8 and max(passes) < 8)
+    assert until_parting(changed[1], one_by_one[1][1]) == outputs[1][:3]
+    assert until_parting(outputs[0], one_by_one[0][0]) == outputs[0]
+    with pytest.raises(ValueError, match="longer"):
+        side_by_side(model, [(Search("", SOURCES, EIGHT), outputs[:2])])
 
 
 class Bigrams:
