@@ -158,7 +158,7 @@ class Tuning(NamedTuple):
     """A search drops finished rows once at most this share is unfinished. On a GPU a smaller batch costs nearly the
     same, so rows are dropped late, which also gives fewer shapes."""
     unpack_from: float
-    """Rows of activations from which an adapter's quantised base is dequantised before the product. MLX's CPU backend
+    """Rows of activations from which a quantised matrix is dequantised before the product. MLX's CPU backend
     multiplies packed integers one by one (4 bits, 256 x 256, 512 rows: 29 ms, dequantised 0.8 ms); GPU kernels are as
     fast with packed integers."""
 

@@ -12,11 +12,8 @@ Shapes: O outputs, D inputs, R rank; A (R, D), B (O, R), m (O,).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from copy import copy
-from dataclasses import asdict
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,10 +21,9 @@ from mlx import nn
 
 from mlx_transformer.core.adapter import MAGNITUDE, SMALLEST_NORM, A, AdapterConfig, B, WeightDelta
 from mlx_transformer.core.checkpoint import Checkpoint
-from mlx_transformer.device import tuning
 
 from .dropout import Dropout
-from .quantize import matrix, put_layers, recast, scheme_of
+from .quantize import Integers, matrix, product, put_layers, recast
 
 
 def add_adapter(model: nn.Module, config: AdapterConfig) -> None:
@@ -87,14 +83,6 @@ def row_norms(layer: Any) -> mx.array:
     return mx.sqrt(mx.sum(changed * changed, axis=1))
 
 
-class Integers(nn.QuantizedLinear):
-    """A quantised linear map that dequantises its weight for a product with many rows, where that is faster."""
-
-    def __call__(self: Any, x: mx.array) -> mx.array:
-        y = _product(self, x)
-        return y + self.bias if "bias" in self else y
-
-
 class SixteenBits(nn.Linear):
     """A linear map whose weight of 16 bits is widened for each product."""
 
@@ -123,7 +111,7 @@ def _lora(kind: type[nn.Module]) -> type[nn.Module]:
 def _dora(kind: type[nn.Module]) -> type[nn.Module]:
     class DoRA(kind):
         def __call__(self: Any, x: mx.array) -> mx.array:
-            y = _product(self, x)
+            y = product(self, x)
             y = _gain(self).astype(y.dtype) * (y + _update(self, x).astype(y.dtype))
             return y + self.bias if "bias" in self else y
 
@@ -140,39 +128,3 @@ def _gain(layer: Any) -> mx.array:
 
 def _update(layer: Any, x: mx.array) -> mx.array:
     return (layer.lora_factor * (layer.lora_dropout(x) @ layer.lora_a.T)) @ layer.lora_b.T  # (..., O)
-
-
-def _product(layer: Any, x: mx.array) -> mx.array:
-    """x W^T, (..., D) -> (..., O); without bias."""
-    packed = isinstance(layer, nn.QuantizedLinear)
-    if not packed and layer.weight.dtype == x.dtype:
-        return x @ layer.weight.T
-    if not packed or x.size >= tuning().unpack_from * x.shape[-1]:
-        return _widened_product(layer)(x)
-    how: Any = {"transpose": True, **asdict(scheme_of(layer))}
-    return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))
-
-
-def _widened_product(layer: Any) -> Callable[[mx.array], mx.array]:
-    """x -> x W^T, for W in 16 bits or integers: widened for this product, and again for the gradient, not stored.
-
-    `mx.depends` delays that until x, or the gradient, is there: MLX would begin with all matrices of the network.
-    """
-
-    def wide(ready: mx.array) -> mx.array:
-        late = copy(layer)
-        [late.weight] = mx.depends([layer.weight], [ready])
-        return matrix(late, ready.dtype).astype(ready.dtype)
-
-    def product(x: mx.array) -> mx.array:
-        return x @ wide(x).T
-
-    if not layer.training:  # a custom function can't be written as a graph
-        return product
-    trained = mx.custom_function(product)
-
-    @trained.vjp
-    def gradient(x: mx.array, dy: mx.array, y: mx.array) -> mx.array:
-        return dy @ wide(dy)
-
-    return cast(Callable[[mx.array], mx.array], trained)

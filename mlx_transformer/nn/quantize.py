@@ -8,7 +8,7 @@ Shapes: V outputs of a linear map, or entries of an embedding; D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
@@ -20,6 +20,7 @@ from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
 from mlx_transformer.core.quantization import GROUP_SIZES, Packed, Quantization, Scheme
+from mlx_transformer.device import tuning
 from mlx_transformer.system.errors import Name, UserError
 from mlx_transformer.system.tensors import number_type, some_rows
 
@@ -41,14 +42,32 @@ def use_quantized_layers(model: nn.Module, quantization: Quantization, dtype: mx
         return False if scheme is None or not scheme.runs_in_mlx else asdict(scheme)
 
     nn.quantize(model, class_predicate=scheme_of)
-    tables = {path: m for path, m in model.named_modules() if isinstance(m, nn.QuantizedEmbedding) and m.biases is None}
-    for path, table in tables.items():
-        layer = recast(table, ShortFloats)
-        layer.dtype = dtype
-        put_layers(model, {path: layer})
+    layers: dict[str, nn.Module] = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.QuantizedLinear):
+            layers[path] = recast(layer, Integers)
+        elif isinstance(layer, nn.QuantizedEmbedding):
+            layers[path] = recast(layer, ShortFloats if layer.biases is None else IntegerTable)
+            layers[path].dtype = dtype
+    put_layers(model, layers)
 
 
-class ShortFloats(nn.QuantizedEmbedding):
+class Integers(nn.QuantizedLinear):
+    """A quantised linear map that dequantises its weight for a product with many rows, where that is faster."""
+
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        y = product(self, x)
+        return y + self.bias if "bias" in self else y
+
+
+class IntegerTable(nn.QuantizedEmbedding):
+    """A quantised embedding; as a tied classifier it is such a map too."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return product(self, x)
+
+
+class ShortFloats(IntegerTable):
     """An embedding of short floats with vectors of type `dtype`. MLX's own has bfloat16, and its trace can't be
     exported."""
 
@@ -102,6 +121,43 @@ def matrix(layer: nn.Module, dtype: mx.Dtype = mx.float32) -> mx.array:
         **asdict(scheme_of(layer)),
         dtype=dtype if layer.biases is None else None,
     )
+
+
+def product(layer: Any, x: mx.array) -> mx.array:
+    """x W^T, (..., D) -> (..., O), without bias; for many rows W is dequantised first where that is faster."""
+    packed = isinstance(layer, Quantized)
+    if not packed and layer.weight.dtype == x.dtype:
+        return x @ layer.weight.T
+    many = x.size >= tuning().unpack_from * x.shape[-1]
+    if not packed or (many and (layer.training or layer.biases is not None)):  # no graph has MLX's FromFP8
+        return _widened_product(layer)(x)
+    how: Any = {"transpose": True, **asdict(scheme_of(layer))}
+    return cast(mx.array, mx.quantized_matmul(x, layer.weight, layer.scales, layer.biases, **how))
+
+
+def _widened_product(layer: Any) -> Callable[[mx.array], mx.array]:
+    """x -> x W^T, for W in 16 bits or integers: widened for this product, and again for the gradient, not stored.
+
+    `mx.depends` delays that until x, or the gradient, is there: MLX would begin with all matrices of the network.
+    """
+
+    def wide(ready: mx.array) -> mx.array:
+        late = copy(layer)
+        [late.weight] = mx.depends([layer.weight], [ready])
+        return matrix(late, ready.dtype).astype(ready.dtype)
+
+    def product(x: mx.array) -> mx.array:
+        return x @ wide(x).T
+
+    if not layer.training:  # a custom function can't be written as a graph
+        return product
+    trained = mx.custom_function(product)
+
+    @trained.vjp
+    def gradient(x: mx.array, dy: mx.array, y: mx.array) -> mx.array:
+        return dy @ wide(dy)
+
+    return cast(Callable[[mx.array], mx.array], trained)
 
 
 def values(layer: Quantized) -> NDArray[Any]:
