@@ -271,7 +271,7 @@ class TextVerbs:
         """Return the chat templates. `UserError` for a model that has none, or takes no text."""
         self._decoders("chat")
         if (templates := self.chat_templates) is None:
-            raise UserError(f"{self.where}: has no {CHAT_TEMPLATE} beside its tokenizer; generate continues a prompt")
+            raise UserError(f"{self.where}: has no chat template ({CHAT_TEMPLATE}); generate continues a prompt")
         return templates
 
     def _chat_prompt(self, messages: Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:

@@ -193,7 +193,7 @@ def test_templates_are_found_wherever_they_are(place, tmp_path):
 
 def test_models_without_a_template_say_so(folder):
     model = load(folder / "bare")[0]
-    with pytest.raises(UserError, match=r"bare: has no chat_template.jinja beside its tokenizer; generate continues"):
+    with pytest.raises(UserError, match=r"bare: has no chat template \(chat_template.jinja\); generate continues"):
         model.chat(HELLO)
     (folder / "bare" / "chat_template.jinja").write_text("put there")
     assert read_settings(folder / "bare", CONFIG) == {"chat_templates": {"default": "put there"}}
