@@ -67,6 +67,9 @@ def open_origin(against: str, original: Path | str | None, checkpoint: Checkpoin
         original = recorded(against, checkpoint.folder)
     if not Path(original).exists():
         raise UserError(f"{original}: no such file or folder")
+    if against != Marian.name and Path(original).is_file():  # e.g. a GGUF file
+        way = f"mlx-transformer to-huggingface {checkpoint.folder} FOLDER{' --mlx-lm' * (against == MlxLm.name)}"
+        raise UserError(f"{original}: {against} runs folders, no files: {way} writes one for --original FOLDER")
     return ORIGINS[against](Path(original), checkpoint.config)
 
 

@@ -158,6 +158,10 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path: Path) -> None:
         ),
         ({"original": tmp_path}, "--original has an effect with --against alone"),
         ({"against": "marian", "original": tmp_path / "none"}, "no such file or folder"),
+        *(
+            ({"against": name, "original": checkpoint / "config.json"}, f"{name} runs folders, .* FOLDER{flag} writes")
+            for name, flag in {"transformers": "", "mlx-lm": " --mlx-lm"}.items()
+        ),
         ({"against": "marian", "original": tmp_path}, "expected one model.npz or model\\*.bin, found 0"),
     ]:
         with pytest.raises(UserError, match=said):
