@@ -28,7 +28,7 @@ pytestmark = pytest.mark.consumers
 
 COUNT = 8  # sentences of each search
 SECONDS = 900
-SAMPLE = {"temperature": 0.8, "topK": 20, "topP": 0.95, "seed": 12345}
+SAMPLE = {"temperature": 1.5, "topK": 20, "topP": 0.95, "seed": 12345}
 WORD = 1  # whose alternatives are looked at
 GPU_TOKENS = 8  # a processor plays the graphics card
 
@@ -114,10 +114,10 @@ def test_beams_are_those_of_mlx(name, trained, chosen, answer):
 
 @pytest.mark.parametrize("name", ["sample", "inside, sample"])
 def test_a_seed_draws_the_tokens_that_it_draws_elsewhere(name, trained, chosen, answer):
-    options = dict(sample=True, temperature=0.8, top_k=20, top_p=0.95, seed=12345)
+    options = dict(sample=True, temperature=1.5, top_k=20, top_p=0.95, seed=12345)
     expected = [trained.model.generate([row], **options)[0] for row in trained.tokenizer.encode_batch(chosen)]
     assert ids_of(answer["searches"][name]) == expected
-    assert expected != ids_of(answer["searches"]["greedy"])
+    assert expected != ids_of(answer["searches"]["greedy"]), "so warm that a model which is sure writes something else"
 
 
 def test_precisions_have_the_tokens_of_our_runtime(folder, trained, chosen, answer):
