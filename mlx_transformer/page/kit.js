@@ -93,6 +93,12 @@ export const mapKey = () => '<p class="key of-map" aria-hidden="true">0 <i style
 export const fold = (title, html, open = false) => (
   `<details${open ? ' open' : ''}><summary>${title}</summary>${open ? html : `<template>${html}</template>`}</details>`);
 
+/** Make the content of an open block part of the page. */
+export function unfolded(block) {
+  const held = block.open && block.querySelector(':scope > template');
+  if (held) held.replaceWith(held.content);
+}
+
 /** Write out a sum. terms: [[text, value]]; total: HTML of the result. */
 export function sum(terms, total, { open = terms.length <= 24 } = {}) {
   const written = terms.map(([text, value]) => (
@@ -146,8 +152,7 @@ export function listen(root, readout) {
   };
   for (const kind of ['pointerover', 'pointermove']) root.addEventListener(kind, pointed);
   root.addEventListener('toggle', ({ target }) => {
-    const held = target.matches?.('details[open]') && target.querySelector(':scope > template');
-    if (held) held.replaceWith(held.content);
+    if (target.matches?.('details')) unfolded(target);
     if (!target.matches?.('.numbers') || !target.open || target.querySelector('table')) return;
     const strips = [...target.closest('section').querySelectorAll('.vector')];
     const rows = strips.map((each) => [each.querySelector('.name').textContent,

@@ -18,6 +18,7 @@ from cases import HERE, SECONDS
 from drawn_walk import Passes, elsewhere, hold_drawn
 from explained_models import write_explained
 from head_models import head_model
+from shipped_models import RIVER
 
 from export.explain.command import explain
 from export.explain.inside import FOLDER, MODELS
@@ -263,6 +264,78 @@ def recorded(points: dict[str, Any]) -> dict[str, np.ndarray]:
         found[name] = np.full([*shape[:-2], max(rows) + 1, shape[-1]], np.nan)
         found[name][..., rows, :] = raw.reshape(held)
     return found | {name: found[other].reshape(shape) for name, (other, shape) in points["equal"].items()}
+
+
+TYPED, STRANGE = RIVER, "The zebra sat on the mat"
+SAME = ""
+KEYED = (  # what Tab looks for, the keys pressed there, what has the focus then, what is read, and what it says
+    ("#text", ["Control+a", json.dumps(TYPED)], SAME, "#output", NOTES[TYPED]),
+    (".skip", ["Enter"], "#token-title", "#output", NOTES[TYPED]),
+    ("#chips [data-word='2']", ["Enter"], SAME, "#chips .on .tok", "·the"),
+    ("#chips [data-word='2']", ["ArrowRight", "PageDown", "PageUp"], SAME, "#chips .on .tok", "·river"),
+    ("#chips [data-word='2']", [".", ".", ","], SAME, "#row .cell", "column 1: "),
+    ("#picks [data-head='1']", [" "], SAME, "#said", "(layer 2, head 2)"),
+    ("#picks [data-head='1']", ["Shift+ArrowRight", "Shift+ArrowDown"], SAME, "#said", "(layer 1, head 3)"),
+    ("#lanes [data-go=cross]", ["Enter"], "#cross-title", "#picks [data-stack][aria-pressed=true]", "decoder"),
+    ("#lanes [data-go=position]", ["Enter"], "#position-title", "#picks [data-stack][aria-pressed=true]", "encoder"),
+    ("#picks [data-stack=decoder]", [" "], SAME, "#picks [data-stack][aria-pressed=true]", "decoder"),
+    ("#cell [data-key='2']", ["Enter"], SAME, "#cell .total", "÷ √16"),
+    ("[data-flip=mask]", ["Enter"], SAME, "#broken", "off: mask"),
+    ("[data-flip=mask]", ["Enter"], SAME, "#broken", None),
+    ("#width", ["ArrowRight"], SAME, "#cell output", "32"),
+    ("#heads [data-large='0']", ["Enter"], SAME, "#heads .large button", "head 1"),
+    ("#temperature", ["ArrowRight", "ArrowRight"], SAME, "#logits output", "1.2"),
+    ("#top-k", ["ArrowDown"], SAME, "#logits .said", "‹end› 1,"),
+    ("#alpha", ["ArrowLeft"], SAME, "#search output", "0.5"),
+    ("#beam-size", ["ArrowDown", "ArrowDown"], SAME, "#tree .said", NOTES[TYPED]),
+    ("#break .gl", [], SAME, "#gloss", "positional encoding"),
+    ("#break .gl", ["Escape"], SAME, "#gloss", None),
+    ("#try-all", ["Enter"], SAME, "#turns tbody th", "all of it"),
+    ("[data-off=norm]", [" "], SAME, "#broken", "off: norm"),
+    ("#part", ["ArrowDown"], SAME, "#broken", "off: norm, encoder, layer 1, self-attention, head 1"),
+    ("#all-on", ["Enter"], SAME, "#broken", None),
+    ("#tour-start", ["Enter", " ", " "], "[data-tour=next]", "#tour p", "3 of 8"),
+    (SAME, ["Escape"], "#position-title", "#tour", None),
+    ("#tour-start", ["Enter", *[" "] * 8], "h2", "#tour", None),
+    ("#text", ["Control+a", json.dumps(STRANGE)], SAME, "#strange", "‹zebra› stands in none"),
+    ("[data-old=zebra]", ["Enter"], "#text", "#strange", None),
+    ("[data-example='2']", ["Enter"], SAME, "#output", NOTES[TYPED]),
+    ("[data-model='1']", ["Enter"], SAME, "#output", "CAT"),
+)
+
+
+def hidden(stop: dict[str, Any] | None, height: int) -> str:
+    """What one at the keyboard doesn't see or hear of where the focus is."""
+    if stop is None:
+        return "the focus is lost"
+    small = stop["tall"] < height / 3
+    width, contrast = stop["outline"], stop["contrast"]
+    faults = {
+        f"{stop['seen']:.0%} in sight": stop["seen"] < (0.9 if small else 0.4),
+        f"{stop['sides']} sides of its outline": stop["sides"] < (3 if small else 2),
+        f"an outline of {width} and contrast {contrast:.1f}": width < 2 or contrast < 3,
+        "no name": not stop["name"],
+    }
+    found = ", ".join(fault for fault, there in faults.items() if there)
+    return f"{stop['what']}: {found}" if found else ""
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 844, "light"), (360, 740, "dark")])
+def test_all_is_reached_by_keys_alone(page: Path, tmp_path: Path, width: int, height: int, scheme: str) -> None:
+    """From the page's beginning to its end and back, and each kind of control is pressed: what has the focus is in
+    sight, outlined and named, and all that a mouse presses has had it."""
+    keys = [(wanted, keys, keeps or wanted or "*", read) for wanted, keys, keeps, read, _ in KEYED]
+    task = {"page": str(page), "keys": keys, "width": width, "height": height, "colorScheme": scheme}
+    [found] = answered(tmp_path, [task])
+    assert (found["problems"], found["wrong"], found["unreached"], found["unvisited"]) == ([], [], [], [])
+    assert sorted(each["what"] for each in found["stops"]) == sorted(each["what"] for each in found["back"])
+    visited = [*found["stops"], *found["back"]]
+    assert [fault for each in visited if (fault := hidden(each, height))] == []
+    for (wanted, pressed, _, _, said), step in zip(KEYED, found["steps"], strict=True):
+        assert [fault for each in step["after"] if (fault := hidden(each, height))] == [], (wanted, pressed)
+        assert step["kept"], (wanted, pressed)
+        read = step["read"]
+        assert read == [] if said is None else any(said in each for each in read), (wanted, read)
 
 
 def test_times_are_measured(answers: dict[str, Any]) -> None:

@@ -270,6 +270,7 @@ export function opened(html, { hash = '', reduced = false } = {}) {
     history: { replaceState: (_, __, address) => { location.hash = address; } },
     matchMedia: (query) => ({ matches: reduced && query.includes('reduced-motion'), addEventListener() {} }),
     IntersectionObserver: class { observe() {} disconnect() {} },
+    ResizeObserver: class { observe() {} disconnect() {} },
     navigator: { clipboard: { writeText: async (text) => { window.copied.push(text); } } },
     Event: class extends Event {}, CustomEvent,
   });
@@ -278,7 +279,7 @@ export function opened(html, { hash = '', reduced = false } = {}) {
 
 /** Run the page's scripts. */
 export function run(window) {
-  const names = ['document', 'location', 'history', 'matchMedia', 'IntersectionObserver', 'navigator', 'innerWidth', 'innerHeight'];
+  const names = ['document', 'location', 'history', 'matchMedia', 'IntersectionObserver', 'ResizeObserver', 'navigator', 'innerWidth', 'innerHeight'];
   const own = { addEventListener: window.addEventListener.bind(window), dispatchEvent: window.dispatchEvent.bind(window) };
   for (const script of window.document.querySelectorAll('script')) {
     if (script.type) continue;

@@ -1,5 +1,5 @@
 // A tour of sixty seconds: eight captions over the live page. Space, a swipe or a button continues; a click elsewhere
-// stops.
+// stops, and so does the focus.
 
 import { escaped } from '../../../mlx_transformer/page/kit.js';
 
@@ -18,6 +18,7 @@ export class Tour {
     document.addEventListener('click', ({ target }) => {
       if (this.at >= 0 && target.isConnected && !place.contains(target) && target.id !== 'tour-start') this.stop();
     });
+    document.addEventListener('focusin', ({ target }) => { if (this.at >= 0 && !place.contains(target)) this.stop(); });
     document.addEventListener('keydown', (event) => {
       if (this.at < 0) return;
       if (event.key === 'Escape') this.stop();
@@ -45,9 +46,12 @@ export class Tour {
     this.go(station);
   }
 
+  /** The keyboard goes on from the title of the station that is shown. */
   stop() {
+    const { station } = this.captions[Math.min(this.at, this.captions.length - 1)];
+    const within = this.place.contains(document.activeElement);
     this.at = -1;
     this.place.hidden = true;
-    document.getElementById('tour-start').focus({ preventScroll: true });
+    if (within) document.getElementById(`${station}-title`)?.focus({ preventScroll: true });
   }
 }

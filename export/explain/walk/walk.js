@@ -1,6 +1,6 @@
 // The page: a sentence, the stack, the stations. Choosing, typing and switching redraws all of it.
 
-import { columnOf, derived, escaped, key, listen, short } from '../../../mlx_transformer/page/kit.js';
+import { columnOf, derived, escaped, key, listen, short, unfolded } from '../../../mlx_transformer/page/kit.js';
 import { cell, cross, heads, looksAt, mixed, qkv, attentionOf } from './attention_stations.js';
 import { breaker, breaking, eachInTurn, partName, seen, switchesOf } from './breaking.js';
 import { position, row, token } from './first_stations.js';
@@ -58,7 +58,7 @@ const view = () => ({ ...viewOf(model, pass, state), tree, seen: breakage, turns
 function frame() {
   const v = view();
   find('stations').innerHTML = stationsOf(model.config).map((each, n) => [each, n, saidOf(each.id)]).map(([each, n, said]) => (
-    `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title"><span>${n + 1}</span> ${said.title}</h2>`
+    `<section id="${each.id}" class="station" aria-labelledby="${each.id}-title"><h2 id="${each.id}-title" tabindex="-1"><span>${n + 1}</span> ${said.title}</h2>`
     + `<div class="answer"><h3>${escaped(said.question)}</h3><p></p></div><p class="formula"></p><div class="body"></div>`
     + `<div class="controls">${each.controls?.(v) ?? ''}</div><p class="ask"><b>Try:</b> ${escaped(said.ask)}</p>`
     + `<details class="numbers"><summary>the numbers as a table</summary></details>`
@@ -77,8 +77,16 @@ function bodyOf(shown, v) {
   }
 }
 
+/** Where what has the focus is seen, in pixels below the upper edge; null if it is in no station or out of sight. */
+function focusAt() {
+  if (!find('stations').contains(document.activeElement)) return null;
+  const { top: above } = document.activeElement.getBoundingClientRect();
+  return above >= 0 && above < innerHeight ? above : null;
+}
+
 function fill(only) {
   const v = view();
+  const before = focusAt();
   for (const each of stationsOf(model.config)) {
     if (!only.includes(each.id)) continue;
     const section = find(each.id);
@@ -89,10 +97,14 @@ function fill(only) {
     section.querySelector('.answer p').innerHTML = answer(each, v);
     section.querySelector('.body').innerHTML = bodyOf(each, v);
     const now = section.querySelectorAll('.body details');
-    if (now.length === folds.length) now.forEach((fold, n) => { fold.open = folds[n]; });
+    if (now.length === folds.length) now.forEach((fold, n) => { fold.open = folds[n]; unfolded(fold); });
     section.querySelectorAll('.numbers table, .numbers .wide').forEach((old) => old.remove());
     section.querySelector('.numbers').open = false;
     if (focused >= 0) section.querySelectorAll('.body button, .body summary, .body [tabindex]')[focused]?.focus({ preventScroll: true });
+  }
+  if (before !== null && find('stations').contains(document.activeElement)) { // what grew above it doesn't move it
+    const moved = document.activeElement.getBoundingClientRect().top - before;
+    if (moved) scrollBy(0, moved);
   }
   writeLink(state, START);
 }
@@ -271,7 +283,12 @@ const CHOICES = {
   key: (n) => choose({ key: Number(n) }),
 };
 
-function clicked({ target, clientX }) {
+function clicked(event) {
+  const { target, clientX } = event;
+  if (target.closest('.skip')) { // the address keeps what one sees
+    event.preventDefault();
+    return show(stationsOf(model.config)[0].id);
+  }
   const row = target.closest('.strip i');
   if (row) return choose({ column: columnOf(row, clientX) });
   const large = target.closest('button[data-large], .map')?.closest('[data-of]');
@@ -294,6 +311,7 @@ function clicked({ target, clientX }) {
   if (button.id === 'try-all') { turns = eachInTurn(model, whole); return fill(['break']); }
   if (button.dataset.old) {
     find('text').value = state.text.split(/(\s+)/).map((word) => (word === button.dataset.old ? button.dataset.new : word)).join('');
+    find('text').focus({ preventScroll: true }); // this button goes
     return typed(find('text').value);
   }
   if (button.id === 'tour-start') return tour.start();
@@ -384,8 +402,20 @@ function gloss(button) {
   place.style.top = `${box.bottom + 6}px`;
 }
 
-function show(id) {
+function bring(id) {
   find(id)?.scrollIntoView({ behavior: matchMedia('(prefers-reduced-motion: reduce)').matches ? 'auto' : 'smooth', block: 'start' });
+}
+
+/** Scroll to a station, from whose title the keyboard goes on. */
+function show(id) {
+  bring(id);
+  find(`${id}-title`)?.focus({ preventScroll: true });
+}
+
+/** Say how high is what stays above, so that nothing with the focus hides under it. */
+function cover() {
+  const heights = ['sticky', 'now'].map(find).filter((each) => getComputedStyle(each).position === 'sticky').map((each) => each.offsetHeight);
+  document.documentElement.style.setProperty('--above', `${Math.max(0, ...heights)}px`);
 }
 
 function observe() {
@@ -399,7 +429,7 @@ function observe() {
 }
 
 function tabs() {
-  find('tabs').innerHTML = data.models.length > 1 ? data.models.map(({ title }, n) => `<button type="button" data-model="${n}" aria-pressed="${n === state.model}">${escaped(title)}</button>`).join('') : '';
+  filled('tabs', data.models.length > 1 ? data.models.map(({ title }, n) => `<button type="button" data-model="${n}" aria-pressed="${n === state.model}">${escaped(title)}</button>`).join('') : '');
   const { examples, said } = data.models[state.model];
   find('about').textContent = said;
   find('examples').innerHTML = examples.length > 1 ? `try: ${examples.map(({ text }, n) => `<button type="button" data-example="${n}">${escaped(text)}</button>`).join(' ')}` : '';
@@ -429,7 +459,9 @@ function begin() {
   return read(true);
 }
 
-const tour = new Tour(find('tour'), data.words.tour, (id) => saidOf(id).tour, show);
+const tour = new Tour(find('tour'), data.words.tour, (id) => saidOf(id).tour, bring);
+const above = new ResizeObserver(cover);
+for (const id of ['sticky', 'now']) above.observe(find(id));
 narrow.addEventListener('change', () => { if (pass) draw(view()); });
 listen(document, find('readout'));
 document.addEventListener('click', clicked);
@@ -437,6 +469,10 @@ document.addEventListener('change', changed);
 document.addEventListener('input', slid);
 document.addEventListener('keydown', pressed);
 document.addEventListener('pointerover', ({ target }) => { if (target.closest?.('.gl')) gloss(target.closest('.gl')); else if (!target.closest?.('#gloss')) find('gloss').hidden = true; });
-document.addEventListener('focusin', ({ target }) => { if (target.closest?.('.gl')) gloss(target); else find('gloss').hidden = true; });
+document.addEventListener('focusin', ({ target }) => {
+  if (target.closest?.('.gl')) gloss(target);
+  else find('gloss').hidden = true;
+  if (target.closest?.('#breaker') && target.matches(':focus-visible')) target.scrollIntoView({ block: 'nearest', inline: 'nearest' }); // browsers leave half of it out of sight
+});
 addEventListener('hashchange', () => { if (followed()) { find('text').value = state.text; tabs(); read(true); } });
 begin();

@@ -2,7 +2,7 @@
 //
 //     CHROMIUM=/usr/bin/chromium node with_walk.mjs TASKS.json ANSWERS.json
 //
-// TASKS: [{page, model, texts, switches, link, width}]; page: a file, or an address. Each text is typed; of every stack, layer and head all numbers
+// TASKS: [{page, model, texts, switches, link, width}], or [{page, keys, width, height, colorScheme}] for keys alone; page: a file, or an address. Each text is typed; of every stack, layer and head all numbers
 // that name a point are read. ANSWERS: for each page {texts: [{output, numbers: {point: {index: value}}, sums}], off:
 // {switch: {name: value}}, times, ...}: milliseconds, which depend on the machine. Beside ANSWERS.json: pictures.
 
@@ -129,6 +129,41 @@ async function tapped(text) {
   return Object.fromEntries(Object.entries(points).map(([name, { shape, data }]) => [name, { shape, data: Array.from(data, String) }]));
 }
 
+/** In the page: what one at the keyboard sees of the element that has the focus. null: the page has it, none of its elements. */
+function focused() {
+  const on = document.activeElement;
+  if (on === document.body || on === document.documentElement) return null;
+  (globalThis.reached ??= new Set()).add(globalThis.signed(on));
+  (globalThis.visited ??= new Set()).add(on.closest('.station')?.id);
+  const again = on === globalThis.first; // once around
+  globalThis.first ??= on;
+  const rects = [...on.getClientRects()].filter(({ width, height }) => width && height);
+  const [shown, spots] = [rects.flatMap(({ left, top, width, height }) => [0.15, 0.3, 0.5, 0.7, 0.85].flatMap((x) => (
+    [0.15, 0.3, 0.5, 0.7, 0.85].map((y) => on.contains(document.elementFromPoint(left + x * width, top + y * height)))))), 25 * rects.length];
+  const { outlineStyle, outlineWidth, outlineOffset, outlineColor } = getComputedStyle(on);
+  const edge = outlineStyle === 'none' ? 0 : parseFloat(outlineWidth) + parseFloat(outlineOffset);
+  const frames = []; // of what cuts off what is outside
+  const fixed = (each) => getComputedStyle(each).position === 'fixed';
+  for (let each = on; each.parentElement && !fixed(each);) {
+    each = each.parentElement;
+    if (each !== document.body && each !== document.documentElement && /auto|scroll|hidden|clip/.test(getComputedStyle(each).overflow)) frames.push(each.getBoundingClientRect());
+  }
+  frames.push({ left: 0, top: 0, right: innerWidth, bottom: innerHeight });
+  const { left, top, right, bottom } = on.getBoundingClientRect();
+  const inside = (x, y) => frames.every((frame) => x >= frame.left && x <= frame.right && y >= frame.top && y <= frame.bottom);
+  const [middle, half] = [(Math.max(left, 0) + Math.min(right, innerWidth)) / 2, (Math.max(top, 0) + Math.min(bottom, innerHeight)) / 2];
+  const sides = [[left - edge, half], [right + edge, half], [middle, top - edge], [middle, bottom + edge]].filter(([x, y]) => inside(x, y)).length;
+  const light = (colour) => colour.map((each) => (each / 255 <= 0.04045 ? each / 255 / 12.92 : ((each / 255 + 0.055) / 1.055) ** 2.4)).reduce((sum, each, n) => sum + each * [0.2126, 0.7152, 0.0722][n], 0.05);
+  const rgb = (colour) => colour.match(/[\d.]+/g).map(Number);
+  let under = on.parentElement; // what the outline is drawn on
+  while (under.parentElement && (rgb(getComputedStyle(under).backgroundColor)[3] ?? 1) < 1) under = under.parentElement;
+  const [a, b] = [outlineColor, getComputedStyle(under).backgroundColor].map((colour) => light(rgb(colour).slice(0, 3)));
+  return {
+    again, what: globalThis.signed(on),
+    seen: shown.filter(Boolean).length / spots, tall: bottom - top, top, sides, outline: outlineStyle === 'none' ? 0 : parseFloat(outlineWidth), contrast: Math.max(a, b) / Math.min(a, b),
+  };
+}
+
 /** All stacks, layers and heads: the numbers of each, together. whole: whether all that is drawn of each is read, every cell
  * pointed at, which takes long; else of the last one. */
 async function walked(page, whole) {
@@ -225,9 +260,80 @@ async function answered({ page: file, model, texts, switches = [], width = 1100 
   return answer;
 }
 
+const MOST_STOPS = 900;
+
+/** Goes over the page by keys alone, from its beginning to its end and back, opening what unfolds, and on to each step: [what is looked for
+ * with Tab, keys pressed there, what has the focus then, what is read]. Of every stop it says how the focus is seen. */
+async function byKeys({ page: file, keys, width, height, colorScheme }) {
+  const answer = { problems: [], stops: [], back: [], steps: [], wrong: [] };
+  const page = await browser.newPage();
+  page.on('console', (message) => message.type() === 'error' && answer.problems.push(message.text()));
+  page.on('pageerror', (error) => answer.problems.push(String(error.stack ?? error)));
+  const asked = await page.context().newCDPSession(page);
+  await page.emulateMedia({ colorScheme, reducedMotion: 'reduce' });
+  await page.setViewportSize({ width, height });
+  await page.addInitScript(() => { // an element, though it be drawn anew
+    globalThis.signed = (each) => `${each.closest('[id]').id}: ${each.localName} ${each.classList[0] ?? ''} ${JSON.stringify({ ...each.dataset })} ${each.ariaLabel ?? each.textContent.trim().slice(0, 40)}`;
+  });
+  await page.goto(pathToFileURL(file).href);
+  await ready(page);
+
+  /** What has the focus, with the name that is read aloud. */
+  async function stop() {
+    const found = await page.evaluate(focused);
+    if (!found) return null;
+    const { result } = await asked.send('Runtime.evaluate', { expression: 'document.activeElement' });
+    const { nodes } = await asked.send('Accessibility.getPartialAXTree', { objectId: result.objectId, fetchRelatives: false });
+    return { ...found, name: nodes[0]?.name?.value ?? '', role: nodes[0]?.role?.value ?? '' };
+  }
+  const pressed = async (key) => { await page.keyboard.press(key); await ready(page); return stop(); };
+
+  /** From the page itself over all stops to the page again. */
+  async function over(key, found, opens) {
+    await page.evaluate(() => { globalThis.first = null; });
+    for (let each = await pressed(key); each && !each.again; each = await pressed(key)) {
+      found.push(each);
+      if (found.length > MOST_STOPS) throw new Error(`${key} never comes to an end: ${each.what}`);
+      if (opens && each.role === 'DisclosureTriangle' && !await page.evaluate(() => document.activeElement.parentElement.open)) {
+        const open = await pressed('Enter');
+        if (open?.what !== each.what) answer.wrong.push(`Enter on ${each.what}: then ${open?.what}`);
+      }
+    }
+  }
+  await over('Tab', answer.stops, true);
+  await over('Shift+Tab', answer.back, false);
+  // What a mouse presses; keys have the button beside a map, and comma and full stop for a strip's columns.
+  answer.unreached = await page.evaluate(() => [...document.querySelectorAll('body *')].filter((each) => {
+    const pressable = each.matches('a[href], button, input, select, textarea, summary') || getComputedStyle(each).cursor === 'pointer';
+    const key = each.closest('a, button, summary') ?? (each.closest('.map') ? each.closest('[data-of]')?.querySelector('[data-large]') ?? each : each);
+    return pressable && each.checkVisibility() && !each.closest('.strip') && !globalThis.reached.has(globalThis.signed(key));
+  }).map((each) => globalThis.signed(each)));
+  answer.unvisited = await page.evaluate(() => [...document.querySelectorAll('.station')].map(({ id }) => id).filter((id) => !globalThis.visited.has(id)));
+  for (const [wanted, pressing, keeps, read] of keys) {
+    let found = await stop();
+    for (let n = 0; wanted && !(found && await page.evaluate((selector) => document.activeElement.matches(selector), wanted)); n++) {
+      if (n > MOST_STOPS) throw new Error(`Tab never comes to ${wanted}`);
+      found = await pressed('Tab');
+    }
+    const after = [];
+    for (const key of pressing) {
+      if (key.startsWith('"')) { await page.keyboard.type(JSON.parse(key)); await page.waitForTimeout(200); await ready(page); } else await page.keyboard.press(key);
+      await ready(page);
+      after.push(await stop());
+    }
+    answer.steps.push({ after, ...await page.evaluate(([holder, selector]) => ({
+      kept: document.activeElement.matches(holder),
+      read: [...document.querySelectorAll(selector)].filter((each) => each.checkVisibility()).map((each) => each.textContent),
+    }), [keeps, read]) });
+  }
+  await page.screenshot({ path: join(dirname(answersFile), `${basename(file, '.html')}-keys-${width}.png`) });
+  await page.close();
+  return answer;
+}
+
 try {
   const answers = [];
-  for (const task of JSON.parse(readFileSync(tasksFile, 'utf-8'))) answers.push(await answered(task));
+  for (const task of JSON.parse(readFileSync(tasksFile, 'utf-8'))) answers.push(await (task.keys ? byKeys : answered)(task));
   writeFileSync(answersFile, JSON.stringify(answers));
 } finally {
   await browser.close();
