@@ -158,7 +158,7 @@ SAID: dict[tuple[str, str], Callable[[], bool]] = {
     ("residual", "subtract the mean of its D numbers, divide by their standard deviation"): lambda: mx.allclose(
         LayerNorm(3, 1e-5)(mx.array([[1.0, 2, 6]])), mx.array([[-2.0, -1, 3]]) / math.sqrt(14 / 3), atol=1e-4
     ).item(),
-    ("loss", "minus the logarithm of the probability that the right word was given: 0 for certainty"): lambda: (
+    ("loss", "minus the logarithm of the probability that the right word was given: 0 if it was certain"): lambda: (
         -math.log(1) == 0 < -math.log(0.9) < -math.log(0.1)
     ),
     ("optimizer", "rises linearly, then falls with the root of the step"): lambda: (
