@@ -18,10 +18,7 @@ from onnxscript import nn
 from mlx_transformer.core.config import TransformerConfig
 
 from .feedforward import relu
-from .primitives import Linear, Op, branch, scope, size
-
-END = 2**63 - 1
-"""The end of a Slice that runs to the last position."""
+from .primitives import END, Linear, Op, branch, scope, size
 
 
 class LayerState:

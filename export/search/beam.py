@@ -14,7 +14,7 @@ from copy import copy
 import onnx_ir as ir
 
 from export.interface import BATCH
-from export.nn.primitives import Op, scope, size
+from export.nn.primitives import END, Op, scope, size
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.steps import BANNED, DEAD, EXCLUDED
 
@@ -72,7 +72,7 @@ class Beam:
             start = op.Expand(self.vocabulary.places(op, self.options.start(op, self.config)), one)
             history = self.rules.begun(op, start)
         else:
-            start = op.Slice(self.prompts, [-1], [1 << 62], [1])
+            start = op.Slice(self.prompts, [-1], [END], [1])
             history = self.rules.begun_by(op, self.prompts)
         return {
             "ids": Carried(start, integer, (BATCH, "hypotheses")),

@@ -30,7 +30,7 @@ from export.nn.marks import HIDDEN
 from export.nn.masks import Mask, causal_padding_mask, padding_mask
 from export.nn.model import Transformer
 from export.nn.positions import PositionIds, distances, positions_of
-from export.nn.primitives import Op, size
+from export.nn.primitives import END, Op, size
 from export.nn.ssru import OneStep
 from export.targets.attention import AttentionTap
 from export.targets.cpu.network import CpuTransformer, Sources
@@ -165,7 +165,7 @@ class PromptCache(TreeCache):
         slots = op.Range(0, size(op, self.mask, 2), 1)
         after = op.Div(op.Sub(slots, self.prompt), self.beam)
         keys = op.Where(op.Less(slots, self.prompt), slots, op.Add(after, self.prompt))
-        own = op.Slice(keys, [-1], [1 << 62], [0])
+        own = op.Slice(keys, [-1], [END], [0])
         return PositionIds(self.index, distances(op, own, keys))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from export.interface import SETTINGS, TEXT_SETTINGS, Setting
 from export.nn.classifier import Product
 from export.nn.model import Transformer
-from export.nn.primitives import Op, branch, size, table
+from export.nn.primitives import END, Op, branch, size, table
 from export.nn.rows import Rows
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.decoding.options import EXTRA_TOKENS
@@ -316,10 +316,10 @@ class Rules:
     def _without_sequences(self, op: Op, scores: ir.Value, history: ir.Value) -> ir.Value:
         """Ban tokens that complete one of `banned_sequences` (S, N)."""
         first = op.Slice(self.sequences, [0], [-1], [1])  # (S, N - 1)
-        last = op.Squeeze(op.Slice(self.sequences, [-1], [1 << 62], [1]), [1])  # (S,)
+        last = op.Squeeze(op.Slice(self.sequences, [-1], [END], [1]), [1])  # (S,)
         before, length = op.Shape(first, start=1), op.Shape(history, start=2)
         padded = op.Pad(history, op.Concat([0, 0], before, [0, 0, 0], axis=0), -2)
-        latest = op.Slice(padded, length, [1 << 62], [2])  # (B, h, N - 1)
+        latest = op.Slice(padded, length, [END], [2])  # (B, h, N - 1)
         other = op.And(op.Not(op.Equal(op.Unsqueeze(latest, [2]), first)), op.GreaterOrEqual(first, 0))
         same = op.Equal(op.ReduceSum(op.Cast(other, to=ir.DataType.INT64), [3], keepdims=0), 0)  # (B, h, S)
         tokens = op.Expand(last, op.Shape(same))

@@ -1,18 +1,17 @@
 """Text in and out of a search graph with a SentencePiece vocabulary.
 
-SentencepieceTokenizer of onnxruntime-extensions contains SentencePiece itself. It cuts text with a model rebuilt from
-tokenizer.json; standard operators look up tokens of the vocabulary missing in this model. Where spaces become something
-else than SentencePiece makes of them, and where added tokens are looked for in normalised text, text is normalised
-before, by SentencePiece's table. The ids are those of `text/sentencepiece_tokenizer.py`; where that module differs from
-SentencePiece, as it says, they are SentencePiece's.
+SentencepieceTokenizer of onnxruntime-extensions contains SentencePiece itself. It splits text by a model rebuilt from
+tokenizer.json; standard operators look up tokens missing in this model. If spaces are changed otherwise than in
+SentencePiece, or added tokens are looked for in normalised text, standard operators normalise the text first, by
+SentencePiece's table. The ids are those of `text/sentencepiece_tokenizer.py`, except in the rare texts for which that
+module says that it differs from SentencePiece.
 
-Its other operators fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty text, and
-SentencepieceDecoder takes one row, and writes <unk> as U+2047.
+Other operators of onnxruntime-extensions fail: HfJsonTokenizer takes one text at a time and gives no </s> for an empty
+text; SentencepieceDecoder takes one row, and writes <unk> as U+2047.
 
-The table replaces text by text, at each place its longest string. Its trie is walked from all places at once, a byte a
-step, and the matches that follow each other from a text's beginning are taken. `text/sentencepiece.py` says how the
-trie is stored. SentencepieceTokenizer has the table too, but gives no text; with a vocabulary of bytes alone it gives a
-text's bytes.
+The table maps strings to replacements, and the longest match counts. Its trie (stored as in `text/sentencepiece.py`) is
+walked from all bytes at once, a byte a step; then the matches that follow each other from a text's beginning are taken.
+SentencepieceTokenizer also gives a text's bytes, if its vocabulary is the 256 bytes.
 
 Shapes: B lines, W parts of all lines, N tokens of all lines, R texts (to write, or to replace in), T their tokens; in
 the table N bytes of all texts, U units of the trie, P bytes of the longest text.
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from export.nn.primitives import Op, table
+from export.nn.primitives import END, Op, table
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
 from mlx_transformer.generation.translate import fitting_tokenizer
@@ -65,7 +64,6 @@ from mlx_transformer.text.tokenizer import Tokenizer
 from .steps import Carried, State, looped
 from .text import (
     CODE_TEXTS,
-    END,
     PYTHONS_WHITE,
     REPLACEMENT,
     SEPARATOR,
@@ -83,16 +81,17 @@ from .text import (
 
 UNITS = {0: 256 << 10, 256: 255, 257: 3 << 10 | 1 << 8 | 1, 258: 1 << 31}
 IDENTITY = b"".join(unit.to_bytes(4, "little") for unit in (4 * 512, *(UNITS.get(i, 0) for i in range(512)))) + b"\1\0"
-"""A table that replaces U+0001 by itself: where there is none the operator writes a line to stderr."""
+"""A table that replaces U+0001 by itself: without a table the operator writes a line to stderr."""
 NO_BYTE = 256
-"""Behind the last byte of a text."""
+"""Code after the last byte of all texts."""
 SPECIAL = 3
-"""Pieces before the bytes."""
+"""Number of pieces before the bytes: <unk>, <s>, </s>."""
 MOST_JUMPS = 40
+"""Doublings, enough for 2^40 bytes."""
 
 
 class Table:
-    """The trie as arrays, one entry a unit."""
+    """The trie of a SentencePiece table as arrays (U,); `texts` are the replacements."""
 
     def __init__(self, charsmap: bytes) -> None:
         size = int.from_bytes(charsmap[:4], "little")
@@ -115,7 +114,7 @@ class Table:
 
 
 def text_bytes(op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Text (R,) to the bytes of all texts (N,), and where each begins and the last one ends (R+1,)."""
+    """Text (R,) to the bytes of all texts (N,), and offsets (R+1,): text r has bytes offsets[r] to offsets[r+1] - 1."""
     first = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL)]
     pieces = (*first, *(Piece(byte, 0.0, BYTE) for byte in BYTES))
     options = dict(model_type=BPE, byte_fallback=True, dummy_prefix=False, remove_extra_whitespace=False)
@@ -126,8 +125,10 @@ def text_bytes(op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def pieces_of(op: Op, text: ir.Value, model: str, bos: bool = False, eos: bool = False) -> tuple[ir.Value, ir.Value]:
-    """Text (B,) to the tokens of all lines (N,) by a SentencePiece model in base64, and where each line begins and the
-    last one ends (B+1,). bos: of id -1, a place for another."""
+    """Text (B,) to the tokens of all lines (N,) by a SentencePiece model in base64, and their offsets (B+1,).
+
+    bos: begin each line with the id -1, a placeholder.
+    """
     none = (table(op, f"text.{t.__name__}", lambda t=t: np.zeros(1, t)) for t in (np.int64, np.float32))  # sampling
     flags = bos, eos, False, False  # not reversed, not numbered as in fairseq
     values = (table(op, f"text.{flag}", lambda flag=flag: np.array([flag])) for flag in flags)
@@ -136,10 +137,10 @@ def pieces_of(op: Op, text: ir.Value, model: str, bos: bool = False, eos: bool =
 
 
 def normalized(op: Op, text: ir.Value, charsmap: bytes) -> ir.Value:
-    """Text (R,) to text (R,)."""
+    """Replace text (R,) by SentencePiece's table."""
     trie = Table(charsmap)
     bytes, rows = text_bytes(op, text)
-    # An extra byte, of no text: the operators take no empty list.
+    # One more byte: some operators fail on an empty list.
     bytes, count = op.Concat(bytes, [NO_BYTE], axis=0), op.Add(op.Size(bytes), 1)
     values, lengths = _matches(op, trie, bytes, rows)
     reached = _reached(op, bytes, op.Where(op.GreaterOrEqual(values, 0), lengths, 0))
@@ -157,7 +158,7 @@ def normalized(op: Op, text: ir.Value, charsmap: bytes) -> ir.Value:
 
 
 def _matches(op: Op, trie: Table, bytes: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The replacement of the longest string from each byte (N,), -1 without one, and the string's bytes."""
+    """The longest match from each byte (N,): the number of its replacement (-1: no match), and its length in bytes."""
     none, at = op.Mul(bytes, 0), op.Range(0, op.Size(bytes), 1)
     marks = op.ScatterElements(none, rows, op.Add(op.Mul(rows, 0), 1), axis=0, reduction="add")
     ends = op.Gather(op.Concat(rows, op.Reshape(op.Size(bytes), [1]), axis=0), op.CumSum(marks, 0))  # (N,)
@@ -190,8 +191,11 @@ def _matches(op: Op, trie: Table, bytes: ir.Value, rows: ir.Value) -> tuple[ir.V
 
 
 def _reached(op: Op, bytes: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Whether a character begins at a byte (N,) that no replaced string before it has taken: found by doubling. A text
-    begins where the piece before it ends."""
+    """Whether a match or a character that isn't replaced begins at a byte (N,).
+
+    jump[i] is the next beginning after i, followed from byte 0 by doubling. It leads across texts: a text's last match
+    ends where the next text begins.
+    """
     letters = np.ones(NO_BYTE + 1, np.int64)
     letters[0xC0:0xE0], letters[0xE0:0xF0], letters[0xF0:0xF8] = 2, 3, 4
     one = op.Gather(table(op, "text.letters", lambda: letters), bytes)
@@ -216,7 +220,7 @@ def _reached(op: Op, bytes: ir.Value, lengths: ir.Value) -> ir.Value:
 
 SPACE = "▁"
 BEGUN, OPEN, CLOSE = "\U0010fffa", "\U0010fffb", "\U0010fffc"
-"""Stand in text that is being written before each token, and on either side of an added one."""
+"""Marks in decoded text, removed at the end: before each token, and before and after an added token."""
 OF_RE2 = {
     SPACES_PATTERN: {"^ +": "", "[ ▁]+$": "", " {2,}": " "},
     INNER_SPACES_PATTERN: {"[ ▁]+$": "", " {2,}": " "},
@@ -226,17 +230,17 @@ OF_RE2 = {
     WHITE_ENDS: {f"[{WHITE}]+$": ""},
     WHITE_SPACE: {f"[{WHITE}]": " "},
 }
-"""The expressions that replace spaces, as RE2 has them."""
+"""{pattern of `text/sentencepiece_tokenizer.py`: {the same for RE2, which has no look-around: replacement}}"""
 NEARER = 1e-3
-"""Extra score of a piece of unknown letters for each pair of letters, so that the longest wins."""
+"""Extra score of a piece of n unknown letters, times n^2, so that a longer piece beats several short ones."""
 
 
 class PieceOps(TextOps):
     """The tokenizer of a tokenizer.json, or of one per language, written by `families` or `train`."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        """Raises UserError if the vocabulary isn't SentencePiece's, doesn't fit the model, or has pieces the operators
-        would cut differently from the other runtimes."""
+        """Raises UserError if the vocabulary isn't SentencePiece's or doesn't fit the model, or if the operators would
+        split some text differently from the other runtimes."""
         whole = Tokenizer(tokenizer)
         fitting_tokenizer(config, whole, "model", config.architecture, "text")
         sides = side_texts(tokenizer) or {"source": tokenizer, "target": tokenizer}
@@ -249,9 +253,9 @@ class PieceOps(TextOps):
         self.typed = [token for token in tokens if self.python or not token.normalized]
         self.normal = [token for token in tokens if token not in self.typed]
         self.inside = not self.normal and {*self.changes} <= {SPACES_PATTERN}
-        """Whether the operator normalises."""
+        """Whether SentencepieceTokenizer normalises the text, not operators before it."""
         self.surfaces = _surfaces(source) if "lookup" in roles else {}
-        # An attribute is text, so in base64; the operator decodes it.
+        # The attribute is text, so the model is in base64.
         model = _model(source, self.surfaces, self.inside)
         self.model = base64.b64encode(sentencepiece_bytes(model)).decode()
         self.charsmap = b"" if self.inside else _charsmap(source)
@@ -276,14 +280,14 @@ class PieceOps(TextOps):
         inside, first = ([text.replace(SPACE, by) for text in texts] for by in (" ", ""))
         begins_with_space = mark_of(target)["prepend_scheme"] != "never"
         self.spelling = [*inside, *(first if begins_with_space else inside), *CODE_TEXTS]
-        """Each id's text, then each id's text at the beginning of a line, then the bytes."""
+        """Texts by place: of each id (size + 1), of each id at the beginning of a line (size + 1), of each byte."""
         self.strips = roles_of(target).get("strips") is True
         spoken = [token for token in whole.added if not token.special and token.id in roles_of(target).get(WHOLE, ())]
         self.apart = {token.id: token.content for token in spoken} if roles_of(target).get("apart") else {}
         if self.apart and target["model"].get("byte_fallback"):
             raise UserError(
-                "tokenizer.json: its added tokens have a space on either side in what is written, and its pieces are "
-                "bytes: no operator does both; export without text"
+                "tokenizer.json: no operator decodes both byte pieces and added tokens with a space on either side; "
+                "export without text"
             )
         if self.apart:
             each = [*range(self.size + 1)] * 2
@@ -301,7 +305,7 @@ class PieceOps(TextOps):
             texts = parts.without_tokens(op, self._normalized(op, texts))
             parts = parts.apart(op, parts_of(op, texts, "normal", self.normal))
             texts = self._begun(op, parts)
-        # The first token of a part is -1: in its place stands an added token or a prefix, or nothing.
+        # Each part begins with -1, replaced by the id of its added token or prefix; without either it is dropped.
         texts = op.Where(op.GreaterOrEqual(parts.ids, 0), strings(op, "text.nothing", [""]), texts)
         tokens, rows = pieces_of(op, texts, self.model, bos=True)
         if self.surfaces:
@@ -317,7 +321,7 @@ class PieceOps(TextOps):
         return op.Compress(tokens, kept, axis=0), start, op.Sub(op.Slice(rows, [1], [END], [0]), start)
 
     def _normalized(self, op: Op, text: ir.Value) -> ir.Value:
-        """Text (W,) in which spaces are what they become."""
+        """Normalise text (W,) and its spaces."""
         text = normalized(op, text, self.charsmap) if self.charsmap else text
         for i, pattern in enumerate(self.changes):
             for j, (expression, by) in enumerate(OF_RE2[pattern].items()):
@@ -325,7 +329,7 @@ class PieceOps(TextOps):
         return text
 
     def _begun(self, op: Op, parts: Parts) -> ir.Value:
-        """The texts with the space before them, or before the first of a line."""
+        """Put a space before each text (W,), or before the first of a line."""
         text, scheme = parts.text, mark_of(self.source)["prepend_scheme"]
         if mark_of(self.source) != self.source["pre_tokenizer"]:  # words
             for name, (pattern, by) in {"ends": ("^ +| +$", ""), "runs": (" +", " "), "marked": (" ▁", "▁")}.items():
@@ -336,14 +340,13 @@ class PieceOps(TextOps):
         return op.Where(parts.begins(op), begun, text) if scheme == "first" else text
 
     def _prefix(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The id (B,) of a token such as >>deu<< at the beginning of a line, -1 without one, and the rest of the
-        line."""
+        """Split off a token such as >>deu<< at the beginning of a line: its id (B,), -1 without one, and the rest."""
         beginning = replaced(op, text, "beginning", "(?s)^(>>.*?<<)?.*$", r"\1")
         first = value_of(op, beginning, {"": -1, **self.prefixes}, self.unknown)
         return first, replaced(op, text, "rest", "(?s)^>>.*?<<", "")
 
     def _looked_up(self, op: Op, tokens: ir.Value, rows: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Merge neighbouring tokens unknown to the model: a single one keeps its id, several become <unk>."""
+        """Merge a run of tokens that the model doesn't know into <unk>; a run of one token keeps its id."""
         strange = np.zeros(self.known + len(self.roles.get("missing", ())) + 1, np.int64)  # the last entry is for -1
         strange[[self.unknown, *self.surfaces.values()]] = 1
         marks = op.Gather(table(op, "text.strange", lambda: strange), tokens)  # (N,)
@@ -362,9 +365,10 @@ class PieceOps(TextOps):
         white = f"[{PYTHONS_WHITE}]+"
         changes = {f"^{white}|{white}$": ""}
         if self.apart:
-            changes = {f"{BEGUN}+": BEGUN, f"([^{CLOSE}]){BEGUN}": r"\1"}  # but before the first of those between two
+            # BEGUN stays at the beginning of the text and after an added token.
+            changes = {f"{BEGUN}+": BEGUN, f"([^{CLOSE}]){BEGUN}": r"\1"}
             changes |= {f"{white}({OPEN}|$)": r"\1", f"{BEGUN}{white}": BEGUN}
-            # As transformers joins them: an empty text counts at the end alone.
+            # Joined as in transformers, where an empty text counts only at the end.
             changes |= {BEGUN + OPEN: OPEN, f"^[{BEGUN}{OPEN}]|{CLOSE}": "", f"[{BEGUN}{OPEN}]": " "}
         for i, (pattern, by) in enumerate(changes.items()):
             texts = replaced(op, texts, f"ends.{i}", pattern, by)
@@ -380,9 +384,9 @@ class PieceOps(TextOps):
         return op.Gather(strings(op, "text.spelled", self.spelling), places)
 
     def _with_bytes(self, op: Op, tokens: ir.Value, places: ir.Value, silent: ir.Value) -> ir.Value:
-        """Places (R, T) in `spelling`, with byte tokens replaced: neighbours that form UTF-8 together spell it, others
-        become U+FFFD each."""
-        # Tokens without a text don't separate bytes.
+        """Decode byte tokens: update places (R, T) in `spelling`. A run of valid UTF-8 keeps its bytes; in other runs
+        each byte becomes U+FFFD."""
+        # Silent tokens don't separate bytes.
         index = op.Transpose(op.NonZero(op.Or(op.Not(silent), op.Equal(tokens, self.size))), perm=[1, 0])  # (N, 2)
         stream = op.Gather(table(op, "text.bytes", lambda: self.bytes), op.GatherND(tokens, index))  # (N,)
         parts = op.Equal(stream, SEPARATOR)
@@ -395,7 +399,7 @@ class PieceOps(TextOps):
 
 
 def has_pieces(tokenizer: str) -> bool:
-    """Whether this tokenizer.json (or both of its sides) is SentencePiece's."""
+    """Whether a tokenizer.json (or both of its sides) is SentencePiece's."""
     return all(is_sentencepiece(json.loads(text)) for text in (side_texts(tokenizer) or {"": tokenizer}).values())
 
 
@@ -404,8 +408,7 @@ def _added(specification: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Pieces and scores in the order of ids. In a BPE model the score is minus the rank of the first merge that makes
-    the piece."""
+    """Pieces with scores in the order of ids. A BPE piece's score is minus the rank of its first merge."""
     model = specification["model"]
     size = len(model["vocab"])
     behind = [(token.content, 0.0) for token in added_tokens(specification) if token.id >= size]
@@ -419,13 +422,13 @@ def _scored(specification: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _whole(specification: Mapping[str, Any]) -> list[AddedToken]:
-    """The added tokens that are found in text."""
+    """The added tokens that are looked for in text."""
     known = {*roles_of(specification).get(WHOLE, ())}
     return [token for token in added_tokens(specification) if token.id in known]
 
 
 def _surfaces(specification: Mapping[str, Any]) -> dict[str, int]:
-    """{text: id} of the vocabulary's tokens missing in the source's model, together with all their letters."""
+    """{text: id} of tokens missing in the source's model, none of whose letters it has either."""
     texts = [text for text, _ in _scored(specification)]
     whole = {token.id: token.content for token in _whole(specification)}
     cut = {*roles_of(specification).get(CUT, ())}
@@ -442,14 +445,16 @@ def _charsmap(specification: Mapping[str, Any]) -> bytes:
 
 
 def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], normalizes: bool) -> SentencePiece:
-    """The SentencePiece model that gives the ids of a tokenizer.json. Pieces without an id get numbers after the
-    vocabulary. normalizes: text isn't yet."""
+    """Rebuild the SentencePiece model of a tokenizer.json. Pieces without an id are numbered after the vocabulary.
+
+    normalizes: the model normalises its texts, rather than operators before it.
+    """
     model, roles, scored = specification["model"], roles_of(specification), _scored(specification)
     whole = {token.content for token in _whole(specification)}
     control = {each["content"] for each in _added(specification) if each["id"] not in roles.get(CUT, ())}
     defined = [each for each in _added(specification) if not each["special"] and each["content"] not in whole]
     if defined and not roles.get("prefixes"):
-        raise UserError("tokenizer.json: pieces that users defined are cut by no operator; export without text")
+        raise UserError("tokenizer.json: no operator splits text at user-defined pieces; export without text")
     unigram, fallback = model["type"] == "Unigram", bool(model.get("byte_fallback"))
     unknown = model["unk_id"] if unigram else model["vocab"][model["unk_token"]]
     kinds = dict.fromkeys(BYTES, BYTE) if fallback else {}
@@ -459,7 +464,7 @@ def _model(specification: Mapping[str, Any], surfaces: Mapping[str, int], normal
     pieces += [Piece(text, score) for text, score in roles.get("missing", [])]
     known = {piece.text for piece in pieces if piece.type == NORMAL}
     if surfaces and (not unigram or {letter for text in known for letter in text} - known):
-        raise UserError("tokenizer.json: operators can't look up what its model doesn't know; export without text")
+        raise UserError("tokenizer.json: no operator looks up these tokens that its model lacks; export without text")
     lowest = min(score for _, score in scored) - 10
     for text, id in surfaces.items():
         pieces[id] = Piece(text, lowest * len(text) + NEARER * len(text) ** 2)

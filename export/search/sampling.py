@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from export.nn.primitives import Op, table
+from export.nn.primitives import END, Op, table
 from export.targets.cpu.graphs import block_size, top_k
 from mlx_transformer.decoding.greedy import BLOCK, MULTIPLIERS, ROUNDS, SPARE_BITS, STEP, WEYL, WORD
 from mlx_transformer.decoding.steps import BANNED
@@ -77,9 +77,6 @@ def _product(op: Op, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     middle = op.Add(upper, op.Div(lower, HALF))  # the product over 2^16, below 2^49
     low = op.Add(op.Mul(op.BitwiseAnd(middle, HALF - 1), HALF), op.BitwiseAnd(lower, HALF - 1))
     return op.Div(middle, HALF), low
-
-
-BEYOND = 1 << 62  # the end of a Slice up to the last element
 
 
 class Weighed(NamedTuple):
@@ -184,7 +181,7 @@ def likeliest(op: Op, scores: ir.Value, options: OptionInputs) -> ir.Value:
     every = op.Shape(scores, start=1)
     k = op.Where(op.Greater(options["top_k"], 0), op.Min(options["top_k"], every), every)
     falling = op.TopK(scores, k, _outputs=2)[0]
-    scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [BEYOND], [1])), BANNED, scores)
+    scores = op.Where(op.Less(scores, op.Slice(falling, [-1], [END], [1])), BANNED, scores)
     p = op.Softmax(falling, axis=-1)
     in_nucleus = op.Less(op.Sub(op.CumSum(p, 1), p), options["top_p"])
     # With top_p = 1 all tokens stay: the sum's rounding must not cut the tail.

@@ -27,7 +27,7 @@ import onnx_ir as ir
 import tokenizers
 from tokenizers import normalizers
 
-from export.nn.primitives import Op, scope, table
+from export.nn.primitives import END, Op, scope, table
 from export.targets.portable.runtime import SOURCE_MULTIPLE
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.tokenizer_files import side_texts
@@ -40,8 +40,6 @@ from .metadata import TEXT_DOMAIN
 
 DOMAINS = {"LabelEncoder": ("ai.onnx.ml", 2), "Tokenizer": ("com.microsoft", 1)}
 """Domains and versions of operators outside ONNX's main domain; operators not listed are onnxruntime-extensions'."""
-END = 1 << 60
-"""The end of a Slice up to the last element."""
 SEPARATOR, REPLACEMENT, NOTHING = range(256, 259)
 """Codes after the 256 bytes: a separator of texts, U+FFFD, and a byte already covered by a preceding U+FFFD."""
 CODE_TEXTS = [*(bytes([byte]) for byte in range(256)), b"", "\ufffd".encode(), b""]

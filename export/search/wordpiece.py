@@ -31,12 +31,12 @@ import numpy as np
 import onnx_ir as ir
 import tokenizers
 
-from export.nn.primitives import Op, table
+from export.nn.primitives import END, Op, table
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.text.tokenizer import Tokenizer
 
 from .steps import Carried, State, looped
-from .text import END, custom, integer, lines_of, parts_of, ranges, replaced, strings, value_of
+from .text import custom, integer, lines_of, parts_of, ranges, replaced, strings, value_of
 
 NOTHING, SPACE, LETTER, SIGN = range(4)
 """The first symbols: padding, a space, and characters in no piece, within a word (LETTER) or a word by themselves
