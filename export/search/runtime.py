@@ -278,14 +278,11 @@ class SearchModel(TextVerbs):
         on_limit: Callable[[int], None] | None = None,
         **options: Any,
     ) -> Iterator[str]:
-        """Yield the whole answer of `chat`."""
-        from mlx_transformer.generation.stream import ended
-
-        ids, others = self._chat_prompt(messages, {**options})
-        new = self.generate([ids], **others)[0]
-        yield ended(self._decoders("chat"), [new], stop)[0]
-        if on_limit is not None and len(new) >= (most := others.get("max_new_tokens") or len(new) + 1):
-            on_limit(most)
+        """Yield the whole answer of `chat` at once: the file gives no output before its search ends."""
+        answer, limit = self._answer(messages, stop, {**options})
+        yield answer
+        if on_limit is not None and limit is not None:
+            on_limit(limit)
 
     def log_probabilities(self, ids: Ids, targets: Ids, **options: Any) -> list[np.ndarray]:
         raise UserError(f"{self.path}: the search is in the file, which gives no log-probabilities: export a folder")

@@ -233,18 +233,25 @@ class TextVerbs:
         """Return a decoder's answer to a conversation, by its chat template.
 
         messages: [{"role": "user", "content": "..."}, ...], also of roles system and assistant. stop: as for
-        `complete`. options: fields of `ChatOptions` (tools, date, ...) and of `Options`. An answer ends where the model
-        ends it, or where its positions end; the default limit is at most `ANSWER_TOKENS` new tokens.
+        `complete`. options: fields of `ChatOptions` (tools, date, ...) and of `Options`. An answer ends at the model's
+        end token, at its last position, or after `max_new_tokens`; the default is the model's own, or `ANSWER_TOKENS`.
 
         >>> model.chat([{"role": "user", "content": "Hello!"}], sample=True, temperature=0.7)
         """
         check_single({**options}, "chat", "search")
         if self.has_steps and {**options}.get("beam", 1) == 1:
             return "".join(self.stream_chat(messages, stop=stop, **options))
-        ids, others = self._chat_prompt(messages, {**options})
+        return self._answer(messages, stop, {**options})[0]
+
+    def _answer(self, messages: Messages, stop: Sequence[str], options: dict[str, Any]) -> tuple[str, int | None]:
+        """Search for a whole answer; returns it, and its number of new tokens if their limit ended it."""
         from .stream import ended
 
-        return ended(self._decoders("chat"), self.generate([ids], **others), stop)[0]
+        ids, others = self._chat_prompt(messages, options)
+        new = self.generate([ids], **others)[0]
+        limit = others.get("max_new_tokens")
+        is_cut = limit is not None and len(new) >= limit
+        return ended(self._decoders("chat"), [new], stop)[0], limit if is_cut else None
 
     def stream_chat(
         self,
