@@ -1,4 +1,4 @@
-"""Read the models of a site: the files of an exported folder, or of one file with the search."""
+"""Read the models of a site, from exported folders and from files with the search inside."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from mlx_transformer.text.sentencepiece_tokenizer import is_sentencepiece
 from mlx_transformer.text.tokenizer import SPLIT_PATTERN, Tokenizer
 
 STEPS = {"encoder": ENCODER, "decoder": DECODER_MERGED}
-"""The page's names for a model's graphs, if the page does the search."""
+"""{the page's name for a graph: its name here}, for models whose search the page does."""
 GRAPHS = {**STEPS, "search": SEARCH}
 CHAT_FILES = ("config.json", "generation_config.json", JOINT, "tokenizer_config.json", CHAT_TEMPLATE)
-"""What Transformers.js reads of a decoder's folder, beside its graph."""
+"""Files that Transformers.js reads from a decoder's folder, besides its graph."""
 GIVEN = {
     *("beam", "n_best", "early_stopping", "length_penalty", "penalty_offset", "max_new_tokens", "min_new_tokens"),
     *("sample", "seed", "temperature", "top_k", "top_p"),
@@ -61,7 +61,7 @@ GENERATION_FIELDS = (
 )
 """Fields of `Options` that the page supports."""
 CHAT_FIELDS = ("sample", "temperature", "top_k", "top_p", "max_new_tokens")
-"""Those that a chat shows as its first settings."""
+"""Fields of `Options` that a chat offers, with the model's defaults."""
 WASM_ALONE = ("int8", "bfloat16")
 """Precisions that WebGPU can't run: it has no MatMulInteger, and no bfloat16."""
 BEFORE = [
@@ -90,9 +90,13 @@ class Graph:
 class SiteModel:
     """A model in the page's list.
 
-    kind: "steps" for encoder and decoder with the search in the page, "search" for one file with the search inside,
-    "chat" for a decoder, run by Transformers.js: file and dtype name its graph there; beside: the files beside it.
+    kind     graphs                            search by
+    steps    encoder and decoder               the page
+    search   a single file                     the graph
+    chat     decoder, by Transformers.js       Transformers.js, which finds the graph by `file` and `dtype`
+
     request: describes the graphs' inputs and outputs. source: SHA-256 of the checkpoint's weights, if recorded.
+    beside: the other files that Transformers.js reads.
     """
 
     name: str
@@ -105,9 +109,9 @@ class SiteModel:
     """Its default generation settings."""
     webgpu: bool
     place: Path
-    """The folder with the files named in its settings."""
+    """The folder with the files that its settings name, e.g. a shortlist."""
     float16: bool = False
-    """On WebGPU it needs a device with float16."""
+    """WebGPU runs it only on a device with float16."""
     file: str = MODEL
     dtype: str = ""
     beside: tuple[Path, ...] = ()
@@ -118,12 +122,12 @@ class SiteModel:
 
     @property
     def attention(self) -> bool:
-        """Whether it returns cross-attention."""
+        """Whether its graphs return cross-attention."""
         return self.request.attention_layer is not None
 
     @property
     def names(self) -> dict[str, dict[str, dict[str, str]]]:
-        """{graph: {"inputs": {value: name}, "outputs": {value: name}}}"""
+        """Names of values in the graphs: {graph: {"inputs": {value: name}, "outputs": {value: name}}}."""
         names = {}
         for name, graph in self.graphs.items():
             ports = PORTS[GRAPHS[name]](self.request).among(graph.inputs, graph.outputs)
@@ -132,7 +136,7 @@ class SiteModel:
 
 
 def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
-    """What the page's tokenizer and search need to know about a model: `config` in site.json."""
+    """`config` in site.json of a model that translates: sizes, special ids, and the settings of the search."""
     _, options = chosen_options(settings, {})
     optional = {"languages": LANGUAGES, "target_in_source": TARGET_IN_SOURCE}
     optional |= {"source_last": SOURCE_LAST, "target_starts": TARGET_STARTS}
@@ -147,8 +151,11 @@ def facts_of(config: TransformerConfig, settings: Settings) -> dict[str, Any]:
 
 
 def chat_facts(config: TransformerConfig, settings: Settings, tokenizer: str) -> dict[str, Any]:
-    """What a chat needs to know about a decoder: `config` in site.json. control_tokens: spellings that are text in what
-    a person types. Without templates the model continues the text."""
+    """`config` in site.json of a decoder.
+
+    control_tokens: spellings that are split like any text if a person types them. templates: whether the model has a
+    chat template; without one it continues the text.
+    """
     _, options = chosen_options(settings, {})
     return {
         "max_positions": config.max_positions,
@@ -166,7 +173,7 @@ def read_models(path: Path, verify: bool = True) -> list[SiteModel]:
             continue
         if model.config.architecture != "encoder-decoder":
             architecture = model.config.architecture
-            chats = "; a page that chats needs a decoder's folder" if architecture == "decoder" else ""
+            chats = "; to chat, export the decoder as a folder" if architecture == "decoder" else ""
             raise UserError(f"{path}: architecture={architecture!r}: a page translates or chats{chats}")
         _check_tokenizer(path, model.tokenizer)
     return models
@@ -178,7 +185,7 @@ def _of_folder(path: Path, verify: bool) -> list[SiteModel]:
         opened = open_folder(path, precision)  # raises UserError for a folder without graphs
         chats = opened.config.architecture == "decoder"
         if opened.request.inputs_embeds:
-            raise UserError(f"{path}: its encoder reads vectors, inputs_embeds, and a page translates text")
+            raise UserError(f"{path}: its encoder reads vectors (inputs_embeds), but a page translates text")
         if opened.tokenizer_path is None:
             raise UserError(f"{path}: has no tokenizer.json, which a page needs: export a checkpoint that has one")
         precision, suffix = opened.precision, PRECISIONS[opened.precision].suffix
@@ -216,7 +223,7 @@ def _of_file(file: Path, verify: bool) -> SiteModel:
     facts = metadata_of(model)
     if CONFIG not in facts:
         raise UserError(
-            "{}: holds no search of ours; write it: {}", file, CommandLine("export", "CHECKPOINT OUT.onnx --search")
+            "{}: has no search inside; write it: {}", file, CommandLine("export", "CHECKPOINT OUT.onnx --search")
         )
     config = TransformerConfig.from_dict(parse_json(facts[CONFIG], f"{file}: damaged", "export it again"))
     if PORTS[SEARCH](Request(config=config, text=True)).input_names["text"] in {v.name for v in model.graph.input}:
@@ -276,13 +283,11 @@ def _check_tokenizer(path: Path, text: str) -> None:
     for part in (side_texts(text) or {"": text}).values():
         values = parse_json(part, f"{path}: damaged tokenizer", "export it again")
         if not (_is_ours(values) or _has_known_pieces(values) or is_byte_level(part)):
-            raise UserError(
-                f"{path}: its tokenizer is none that this project trains or imports, and a page knows no other"
-            )
+            raise UserError(f"{path}: unsupported tokenizer; a page has those that this project trains or imports")
 
 
 def _is_ours(values: Mapping[str, Any]) -> bool:
-    """Whether it is byte-level BPE as `train` makes it."""
+    """Whether a parsed tokenizer.json is byte-level BPE as `train` makes it."""
     model, before = values["model"], (values.get("pre_tokenizer") or {}).get("pretokenizers", [])
     parts = [{key: value for key, value in part.items() if key != "trim_offsets"} for part in before]
     return (
@@ -293,8 +298,7 @@ def _is_ours(values: Mapping[str, Any]) -> bool:
 
 
 def _has_known_pieces(values: dict[str, Any]) -> bool:
-    """Whether it is SentencePiece's, without pieces that are user-defined in the model, which the page doesn't look
-    for."""
+    """Whether a parsed tokenizer.json is SentencePiece's, without user-defined pieces, which a page doesn't support."""
     roles = roles_of(values)
     defined = {each["id"] for each in values.get("added_tokens") or [] if not each["special"]}
     return is_sentencepiece(values) and (defined <= {*roles.get(WHOLE, ())} or bool(roles.get("prefixes")))

@@ -1,4 +1,4 @@
-"""The commands that look at models: explain, compare, info, claims."""
+"""Commands that show models without changing them: explain, compare, info, claims."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mlx_transformer.report.worker import Served
 
 EXPLAINED = "beam length_penalty max_new_tokens"
-"""Search options that `explain` shows."""
+"""Search options of `explain`."""
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-"""The docs folder of a clone, which holds the rows of `claims`."""
+"""The docs folder of a clone, with the code of `claims`."""
 
 First = Annotated[
     Path,
@@ -36,7 +36,7 @@ First = Annotated[
         check=check_there,
     ),
 ]
-Second = Annotated[Path, Argument(help="Model B, likewise, or A again with another precision.", check=check_there)]
+Second = Annotated[Path, Argument(help="Model B, likewise; it may be A in another precision.", check=check_there)]
 
 
 def explain(
@@ -73,20 +73,20 @@ class CompareSettings:
     json: Path | None = None
     """JSON file to write all results to."""
     overlong: Overlong = "error"
-    """What to do with a line of more tokens than a model takes."""
+    """What to do with a line longer than a model takes."""
     batch: int = 32
-    """Lines translated together."""
+    """Lines per batch."""
     precision_a: PrecisionName | None = None
-    """Which precision of A, if it is an ONNX folder (unset: float32, or the only one); of a checkpoint float32, float16
-    or bfloat16 (unset: as it is stored)."""
+    """Precision of A. ONNX folder: any that it holds (unset: float32, or the only one). Checkpoint: float32, float16 or
+    bfloat16 (unset: as stored)."""
     precision_b: PrecisionName | None = None
-    """Which precision of B, likewise."""
+    """Precision of B, likewise."""
     threads: int | None = None
-    """Threads of ONNX Runtime for one operator; unset: one for each core."""
+    """ONNX Runtime's threads per operator; unset: one per core."""
     verify: bool = True
     """Check the models' files against the SHA-256 digests in their manifests."""
     force: bool = False
-    """Replace an earlier page, and earlier JSON."""
+    """Overwrite an earlier page and JSON file."""
 
 
 def compare(
@@ -100,7 +100,7 @@ def compare(
 ) -> None:
     """Compare two models, precisions or runtimes on the same text.
 
-    Reports scores and whether they differ by more than chance, the lines that differ, speed, memory and sizes.
+    Reports scores with a significance test, differing lines, speed, memory and sizes.
     """
     import json as to_json
 
@@ -122,7 +122,7 @@ def compare(
     json_output = None if json is None else claim(json, as_json, settings.force, *read)
     first, second = _opener_of(a, "a", settings), _opener_of(b, "b", settings)
     if settings.threads is not None and not any(runs_onnx(model) for model in (a, b)):
-        raise UserError("--threads is for ONNX Runtime, and both are checkpoints: leave it out")
+        raise UserError("--threads is for ONNX Runtime, but both models are checkpoints: leave it out")
     references = None
     if reference is None:
         lines = read_lines(source)
@@ -207,11 +207,13 @@ def claims(
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace an earlier page, and earlier figures.")] = False,
 ) -> None:
-    """Compute well-known claims about the Transformer, one row each, and show them beside the results; needs a clone of
-    the repository."""
+    """Compute well-known claims about the Transformer, one row each, and show them beside the results.
+
+    Needs a clone of the repository.
+    """
     if not (DOCS / "claims" / "command.py").is_file():
         raise UserError(
-            "claims lie in docs/claims of the project's repository and are not installed with the package: run this in "
+            "the code of claims is not installed with the package, only in docs/claims of the repository: run this in "
             "a clone"
         )
     if str(DOCS) not in sys.path:

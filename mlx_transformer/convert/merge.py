@@ -1,4 +1,4 @@
-"""Make one checkpoint of an adapter and its base: merged, merged and quantised again, or side by side."""
+"""Make one checkpoint of an adapter and its base: merged, merged and requantised, or side by side."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Weights = dict[str, NDArray]
 
 @dataclass(frozen=True)
 class Rounding:
-    """The cost of quantising the merged matrices again. rms: root mean square."""
+    """Error of requantising the merged matrices. rms: root mean square."""
 
     matrices: int
     error: float
@@ -72,14 +72,14 @@ def merge_adapter(
     force: bool = False,
     widen: bool = False,
 ) -> Rounding | None:
-    """Merge an adapter into its base; write a checkpoint with tokenizer. Each matrix is rounded once, to its type in
-    the base, integers to float32; widen: all to float32.
+    """Merge an adapter into its base; write a checkpoint with tokenizer.
 
-    base: a checkpoint, or a published model's folder. adapter: ours, or one of PEFT.
-    requantize: quantise merged matrices again if they are quantised in the base, by the same schemes, and return the
-    cost. Quantised matrices without an adapter keep their integers.
-    out: new or empty, or with `force` another checkpoint, which is replaced. Raises `UserError` if the adapter is
-    damaged or was trained from other weights.
+    Each matrix keeps the base's type, but a quantised matrix becomes float32; it is rounded once.
+
+    base: a checkpoint, or a published model's folder. adapter: ours, PEFT's or mlx-lm's. widen: store all in float32.
+    requantize: quantise merged matrices with the base's schemes, and return the error; the other quantised matrices
+    keep their integers. out: new or empty; with `force` it may be a checkpoint, which is replaced.
+    Raises `UserError` if the adapter is damaged or was trained from other weights.
     """
     output = _claimed(base, adapter, out, force)
     with as_checkpoint(base) as folder:
@@ -110,7 +110,7 @@ def merge_adapter(
 def keep_adapter(base: str | Path, adapter: str | Path, out: Target, force: bool = False) -> str:
     """Write a checkpoint of a quantised base with the adapter beside it: bit for bit the model that was trained.
 
-    base, adapter: as for `merge_adapter`; one of PEFT or mlx-lm must change linear maps of the layers alone.
+    base, adapter: as for `merge_adapter`; an adapter of PEFT or mlx-lm must change only linear maps of the layers.
 
     Returns a description, e.g. "lora of rank 8 beside 12 matrices of integers: 5.1 MB and 0.2 MB". `out` and errors: as
     for `merge_adapter`; also `UserError` if the adapter changes no quantised matrix.
@@ -142,7 +142,7 @@ def _claimed(base: str | Path, adapter: str | Path, out: Target, force: bool) ->
 
 
 def _fitting(base: Checkpoint, path: Path) -> Adapter:
-    """Read an adapter, and check that it fits this base; one of ours must have been trained from it."""
+    """Read an adapter; check that it fits this base, and that an adapter of ours was trained from it."""
     digest = weights_digest(base.folder)
     if Place.of(path).what == "a published adapter":
         change = adapter_of(path, base.config, digest)
@@ -154,7 +154,7 @@ def _fitting(base: Checkpoint, path: Path) -> Adapter:
 
 
 def _merged(base: Checkpoint, path: Path) -> tuple[TransformerConfig, Weights, set[str]]:
-    """Return the merged model's config and weights, and the names of the matrices that the adapter changes."""
+    """The merged config, the merged weights, and the names of the changed matrices."""
     if Place.of(path).what == "a published adapter":
         config, weights = with_peft(path, base.config, dict(base.tensors()), base.folder)
         return config, weights, {n for n in base.quantization if not np.array_equal(weights[n], base.tensor(n))}
@@ -168,7 +168,7 @@ def _none_quantised(checkpoint: Checkpoint, advice: str) -> UserError:
 
 
 def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weights, Weights]:
-    """(all tensors to store, the dequantised values of the matrices that were quantised again)"""
+    """(all tensors to store, the dequantised values of the requantised matrices)"""
     integers = changed & base.quantization.keys()
     kept = {part for name, scheme in base.quantization.items() if name not in integers for part in scheme.tensors(name)}
     stored = {name: array for name, array in base.stored() if name in kept}
@@ -185,8 +185,10 @@ def _rounded(base: Checkpoint, changed: set[str], merged: Weights) -> tuple[Weig
 
 
 def _nearer(before: Packed, fresh: Packed, w: NDArray) -> Packed:
-    """Of each group of w (O, D) the nearer integers: by the scale and bias that it had, or by new ones. Without the
-    former even matrices that an adapter hardly changes would be rounded anew."""
+    """Quantise w (O, D), each group with its old scale and bias or with new ones, by the smaller error.
+
+    Old scales keep the integers of a matrix that the adapter hardly changes.
+    """
     scheme, shape = before.scheme, (len(w), -1, before.scheme.group_size)
     scales, biases = (to_float32(part)[..., None] for part in before.parts[1:])
     steps = (w.reshape(shape) - biases) / np.where(scales == 0, 1, scales)

@@ -1,6 +1,7 @@
-"""The array operations of a search, for NumPy (ONNX Runtime) and for MLX (`runtime/decoding.py`).
+"""The array operations of a search, for NumPy (with ONNX Runtime) and for MLX (`runtime/decoding.py`).
 
-Names and meanings are NumPy's. Both libraries round alike, so a search makes the same decisions on both.
+Names and meanings are NumPy's, so that one search runs on both. Its decisions differ only where two scores differ by
+less than rounding errors.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ Array = Any  # numpy.ndarray or mlx.core.array: both have shape, reshape, operat
 
 BLOCK = 64
 MOST_ROUNDS = 64
-"""For more values than this, `top_k` sorts on the host instead of taking one argmax per value. The time of the argmaxes
-grows with the square of the beam: with 255 of them, three lines took a minute."""
+"""For more values than this, `top_k` sorts on the host instead of taking an argmax per value. The time of the argmaxes
+grows with the square of the beam: with a beam of 255, three lines took a minute."""
 
 
 class Arrays(Protocol):
     """An array library. All indices are 32 or 64 bit integers, all scores float32."""
 
     check_every: int
-    """Check every so many steps whether all sentences are finished; a check waits for the device."""
+    """Number of steps between two checks whether all sentences are finished; a check waits for the device."""
     lazy: bool
-    """Whether operations are queued. If so, the host reads arrays of the previous step, and the device never idles."""
+    """Whether operations are queued. The host then reads arrays of the previous step, so that the device never
+    idles."""
     drop_below: float
-    """Drop finished sentences from the batch when at most this share is still running, e.g. 0.5."""
+    """Drop finished sentences from the batch when at most this share still runs, e.g. 0.5."""
 
     def asarray(self, values: np.ndarray) -> Array: ...
     def numpy(self, x: Array) -> np.ndarray: ...
@@ -36,7 +38,7 @@ class Arrays(Protocol):
 
     def float32(self, x: Array) -> Array: ...
     def argmax(self, x: Array, axis: int) -> Array:
-        """Index of the largest value; on ties the first."""
+        """Index of the largest value; among equals the first."""
         ...
 
     def max(self, x: Array, axis: int, keepdims: bool = False) -> Array: ...
@@ -62,7 +64,7 @@ class Arrays(Protocol):
 
 
 class NumpyArrays:
-    """NumPy computes at once, so finished sentences are found and dropped after every step."""
+    """NumPy. It computes at once, so that finished sentences are found and dropped after every step."""
 
     check_every = 1
     lazy = False

@@ -21,8 +21,11 @@ from .steps import BANNED, DEAD, Batch, History, Rules, Strategy, take_sentences
 
 
 class Beam(Strategy):
-    """State of a batch. Tokens and parent slots are kept for each step; a finished hypothesis is the place in them
-    where it ended, and `results` follows the parents back from there."""
+    """The beam search of a batch.
+
+    The tokens and parent slots of each step are stored. A finished hypothesis is a step and a slot, from which
+    `results` follows the parents back.
+    """
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         size, k = len(batch.sources), options.beam
@@ -32,8 +35,8 @@ class Beam(Strategy):
         self.limits = xp.asarray(batch.limits.astype(np.int32))
         self.limit_penalty = xp.asarray(np.asarray(options.penalty(batch.limits), np.float32))
         self.done = self.limits < 0
-        self.live = xp.full((size, 1), 0.0)  # log p (B, K) of live hypotheses; before the first step one, empty
-        self.scores = xp.full((size, k), BANNED)  # (B, K) finished, best first; BANNED: no hypothesis yet
+        self.live = xp.full((size, 1), 0.0)  # log p (B, K) of live hypotheses; (B, 1) before the first step
+        self.scores = xp.full((size, k), BANNED)  # (B, K) of finished hypotheses, best first; BANNED: none yet
         none = xp.asarray(np.zeros((size, k), np.int32))
         self.ends = {"step": none, "slot": none, "token": none}  # last step, slot before it, last token
         self.tokens, self.parents = History(xp, size), History(xp, size)
@@ -77,8 +80,8 @@ class Beam(Strategy):
         return values, xp.where(parent < hypotheses, parent, 0), token  # padding of the scores has no parent
 
     def _forced(self, forced: Array, values: Array, parent: Array, token: Array) -> tuple[Array, Array, Array]:
-        """Replace the candidates of sentences with a forced token (B,), -1: none. Each live hypothesis gets it, and its
-        log p stays."""
+        """Replace the candidates (B, C) of sentences with a forced token. Each live hypothesis is extended by it and
+        keeps its log p. forced (B,): the token, or -1."""
         xp, (size, live), count = self.xp, self.live.shape, values.shape[1]
         own = xp.concatenate([self.live, xp.full((size, count - live), 2 * BANNED)], axis=1)
         slots, forced_ids = xp.arange(count)[None], forced[:, None]
@@ -96,10 +99,10 @@ class Beam(Strategy):
             self.ends[name] = xp.take_along_axis(xp.concatenate([self.ends[name], x], axis=1), pick, axis=1)
 
     def _decided(self, length: int) -> Array:
-        """(B,): K hypotheses are finished, and (unless `early_stopping`) no live one can beat the worst of them.
+        """(B,): K hypotheses are finished, and (unless `early_stopping`) no live hypothesis can beat the worst of them.
 
-        log p only falls, so a live hypothesis can reach at most its log p / the largest penalty ahead. That is the
-        penalty at the length limit; with a negative alpha lp falls, and it is the penalty of the next length.
+        log p only falls, so a live hypothesis can reach at most its log p / the largest penalty ahead: the penalty at
+        the length limit, or with a negative alpha that of the next length.
         """
         worst = self.scores[:, -1]
         full = worst > DEAD

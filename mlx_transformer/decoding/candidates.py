@@ -52,7 +52,7 @@ class Candidates:
 
     @classmethod
     def of(cls, batch: Batch, options: Options, config: TransformerConfig) -> Candidates:
-        """The candidates of a batch that lists some. For sampling, `ids` is the whole vocabulary: the random noise
+        """The candidates of a batch with lists. For sampling, `ids` is the whole vocabulary, as the random noise
         depends on a token's place in it."""
         assert batch.candidates is not None
         always = [config.pad_id, batch.sources.start, config.bos_id, *options.ends(config), *options.forced_first]
@@ -102,7 +102,7 @@ class Candidates:
 
 
 def _ascending(size: int, *ids: Sequence[int] | NDArray) -> NDArray[np.int64]:
-    """The union of several lists of ids below `size`, ascending. Marking them takes a tenth of the time of sorting."""
+    """The sorted union of lists of ids below `size`. A table of marks takes a tenth of the time of sorting."""
     marks = np.zeros(size, bool)
     for some in ids:
         marks[some] = True
@@ -113,7 +113,7 @@ T = TypeVar("T", TransformerConfig, Options, Batch)
 
 
 def _changed(checked: T, **fields: Any) -> T:
-    """`dataclasses.replace` without the checks, for values known to be valid: the checks take as long as a step."""
+    """`dataclasses.replace` without the checks, for valid values: the checks take as long as a decoding step."""
     changed = copy(checked)
     for name, value in fields.items():
         object.__setattr__(changed, name, value)
@@ -121,7 +121,7 @@ def _changed(checked: T, **fields: Any) -> T:
 
 
 def among(model: Model, candidates: Candidates) -> Model:
-    """Restrict the model to the candidates: by its own `among`, or by selecting columns of its logits."""
+    """Restrict a model to the candidates, by its own `among` or by selecting columns of its logits."""
     own = model.among(candidates)
     return Among(model, candidates, columns=True) if own is None else own
 

@@ -73,11 +73,11 @@ BLOCK = 128
 
 
 def likeliest(xp: Arrays, logits: Array, options: Options) -> Array:
-    """Logits (B, V) divided by the temperature; BANNED outside the `top_k` likeliest tokens, the nucleus `top_p`, and
-    the tokens at least `min_p` times as likely as the likeliest.
+    """Scores (B, V) to sample from: logits divided by the temperature, and BANNED outside top_k, top_p or min_p.
 
-    The nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches `top_p`,
-    among the tokens left by top-k. Tokens that tie with the last are kept too.
+    top_p: the nucleus (Holtzman et al. 2020) is the smallest set of likeliest tokens whose total probability reaches
+    `top_p`, among those left by top-k. min_p: tokens at least `min_p` times as likely as the likeliest. Tokens that tie
+    with the last token are kept, too.
     """
     scores = logits / options.temperature
     if options.min_p > 0:
@@ -122,9 +122,9 @@ def draw(xp: Arrays, scores: Array, noise: Array) -> Array:
 
 
 class Greedy(Strategy):
-    """Takes the likeliest token at each step, or with `options.sample` a random one. A finished sentence writes pad.
+    """Chooses the likeliest token at each step, or with `options.sample` a random token. Finished sentences get pad.
 
-    scored: compute log p of the outputs. Otherwise a score is the sum of logits, which shows only whether all were
+    scored: compute log p of the outputs. Otherwise the scores are sums of logits, which show only whether all were
     finite.
     """
 

@@ -52,11 +52,11 @@ class Options:
     length_penalty: Annotated[float, Bounds(at_least=-10, at_most=10)] = 0.6
     """Alpha of the length penalty: higher prefers longer outputs; 0 compares plain log p."""
     penalty_form: PenaltyForm = field(default="gnmt", metadata=ADVANCED)
-    """What log p of n tokens is divided by: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7), or n^alpha (length), as
-    in transformers."""
+    """Divisor of log p of n tokens: ((5+n)/6)^alpha (gnmt; Wu et al. 2016, section 7), or n^alpha (length), as in
+    transformers."""
     max_new_tokens: Annotated[int, Bounds(at_least=1, at_most=LONGEST)] | None = None
-    """Most new tokens, including the end token; unset: length of the source or prompt + 50; in a chat 2048, or as many
-    as the model has room for."""
+    """Most new tokens, including the end token; unset: length of the source or prompt + 50; in a chat the model's own
+    limit or 2048, if there is room."""
     max_length_factor: Annotated[float, Bounds(at_least=0, at_most=LONGEST)] = 0.0
     """Most new tokens per token of the source or prompt, including end tokens, as in Marian, e.g. 2.5; used if
     max_new_tokens is unset; 0: length of the source or prompt + 50."""
@@ -67,7 +67,7 @@ class Options:
     early_stopping: bool = field(default=False, metadata=ADVANCED)
     """Stop a sentence as soon as BEAM hypotheses are finished, even if a live hypothesis could still win."""
     sample: bool = False
-    """Draw tokens at random; an output depends on the seed and the line's number, not on the runtime or the batch."""
+    """Draw tokens at random. The same seed and line number give the same output in every runtime and batch."""
     # In float32, far smaller divisors would make logits infinite, and far larger would let banned tokens through.
     temperature: Annotated[float, Bounds(at_least=1e-3, at_most=1e3)] = 1.0
     """Divide logits by this before sampling: below 1 is more predictable, above 1 more random."""
@@ -83,34 +83,34 @@ class Options:
     """Above 1, repeated tokens become less likely (Keskar et al. 2019): their logit (in beam search, log p) is divided
     by this, or multiplied if it is negative."""
     presence_penalty: Annotated[float, Bounds(at_least=-2, at_most=2)] = field(default=0.0, metadata=ADVANCED)
-    """Taken from the logit of each token that the output has already, as OpenAI's; the prompt's tokens don't count."""
+    """Subtracted from the logit of each token already in the output, as in OpenAI's API; the prompt doesn't count."""
     frequency_penalty: Annotated[float, Bounds(at_least=-2, at_most=2)] = field(default=0.0, metadata=ADVANCED)
-    """The same, once for each time that the output has the token."""
+    """Subtracted from a token's logit once for each occurrence in the output."""
     no_repeat_ngram: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] = field(default=0, metadata=ADVANCED)
     """Never repeat an n-gram of this many tokens, e.g. 3; 0: repetitions are allowed."""
     heuristic_stop: bool = False
-    """Stop a sentence once no live hypothesis would win at its current length, as in transformers, even if a longer one
-    could."""
+    """Stop a sentence once no live hypothesis would win at its current length, as in transformers, even if it could win
+    when longer."""
     forced_first: IdTuple = ()
-    """The first tokens of every output, before its prefix, e.g. a language's. They don't count in the score."""
+    """The first tokens of every output, before its prefix, e.g. a language token; not counted in the score."""
     forced_end: bool = False
-    """Make the end token the last token of outputs that reach their length limit. It doesn't count in the score."""
+    """End outputs that reach their length limit with the end token; it is not counted in the score."""
     suppressed: IdTuple = ()
-    """Tokens never generated."""
+    """Tokens that are never generated."""
     suppressed_first: IdTuple = ()
-    """Tokens never generated first (after forced_first)."""
+    """Tokens that are never generated first (after forced_first)."""
     banned_sequences: tuple[IdTuple, ...] = ()
-    """Sequences of two or more tokens never generated."""
+    """Sequences of two or more tokens that are never generated."""
     end_ids: IdTuple = ()
     """Tokens that end an output, in addition to the model's end token."""
     start_id: Annotated[int, Bounds(at_least=0, at_most=LONGEST)] | None = None
-    """The decoder's first token, e.g. a language's for mBART; unset: the model's own."""
+    """The decoder's start token, e.g. a language token for mBART; unset: the model's own."""
     speculate: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
-    """Guess so many tokens ahead and read them in one step: the same output up to rounding, sooner where guesses are
-    right, as in a text that repeats its prompt. For a decoder alone; each text is then decoded by itself."""
+    """Guess so many tokens ahead and check them in one step: the same output up to rounding, sooner where guesses are
+    right, e.g. if a text repeats its prompt. For decoder-only models; each text is then decoded by itself."""
     batch_tokens: Annotated[int, Bounds(at_least=1, at_most=2**30)] = 8192
-    """Most rows * beam * (source + new tokens) of a batch, which bounds the memory of its caches. Outputs are expected
-    to be as long as their sources; those of a decoder-only model, as long as their limit."""
+    """Most rows * beam * (source + new tokens) of a batch, which bounds the memory of its caches. Outputs are estimated
+    to be as long as their sources, and in decoder-only models as long as their limit."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
@@ -160,7 +160,7 @@ class Options:
         if problems := [problem for ids in sequences for problem in _problems_of_ids(name, ids)]:
             return problems[:1]
         if short := [ids for ids in sequences if len(ids) < 2]:
-            return [f"{name}: {list(short[0])} is no sequence of two ids or more; suppressed are single ones"]
+            return [f"{name}: {list(short[0])} has fewer than two ids; ban single ids with suppressed"]
         object.__setattr__(self, name, tuple(tuple(map(int, ids)) for ids in sequences))
         return []
 
@@ -219,7 +219,7 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
     """Raise `UserError` for an n_best above 1: method `verb` returns one output, method `instead` several."""
     if options.get("n_best", 1) != 1:
         raise UserError(
-            "{n_best}: {} returns the best alone; {} returns several",
+            "{n_best}: {} returns only the best output; {} returns several",
             verb,
             instead,
             n_best=f"{options['n_best']!r:.60}",
@@ -229,7 +229,8 @@ def check_single(options: Mapping[str, Any], verb: str, instead: str) -> None:
 def check_prefix(
     prefix: Ids | None, rows: int, config: TransformerConfig, end_ids: Sequence[int] = ()
 ) -> list[np.ndarray]:
-    """Check the forced first tokens of each of `rows` outputs, [] for none, and return them as arrays.
+    """Check the forced first tokens of each of `rows` outputs, and return them as arrays. prefix: a list of ids for
+    each row ([]: no forced tokens), or None.
 
     end_ids: tokens that end an output, in addition to the model's end token. Raises `UserError` for padding, start and
     end tokens, and for ids outside the vocabulary.
@@ -333,10 +334,9 @@ def usual_limits(lengths: NDArray[np.int64], options: Options) -> NDArray[np.int
 def expected_tokens(
     lengths: np.ndarray, limits: np.ndarray, options: Options, prefix: Sequence[np.ndarray] = ()
 ) -> np.ndarray:
-    """Estimated new tokens (N,) of translations: the length of the source, within the limits.
+    """Estimated new tokens (N,) of translations, to plan batches: the length of the source, within the limits.
 
-    Batches are planned by this estimate. Planned by the limits, which outputs rarely reach, they would be a third of
-    the size.
+    Outputs rarely reach their limits: planned by those, batches would be a third of the size.
     """
     import numpy as np
 

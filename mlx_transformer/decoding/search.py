@@ -2,7 +2,7 @@
 
 ids -> checked -> sorted by length -> batches within a token budget -> hypotheses, in the order of the ids
 
-A batch is searched step by step (Greedy or Beam over `steps.run`), or at once by a graph that holds the search.
+A batch is searched step by step (`Greedy` or `Beam` in `steps.run`), or at once by a graph with the search inside.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def checked(
     """
     config = model.config
     if not config.has_decoder:
-        raise UserError("an encoder alone generates nothing: use its logits, or a model with a decoder")
+        raise UserError("an encoder-only model can't generate: use its logits, or a model with a decoder")
     check_options(chosen, config)
     if chosen.speculate:
         check_speculation(model, chosen, narrowed)
@@ -190,7 +190,7 @@ def in_order(
             results[i] = best
     for i, best in enumerate(results):
         if not best and narrowed:
-            raise UserError(f"{name(i)}: none of its candidates may be written; give it more, or fewer rules")
+            raise UserError(f"{name(i)}: the rules ban all its candidates; give more candidates or fewer rules")
         if not best or not np.isfinite(best[0].score):
             raise UserError(f"{name(i)}: the model's logits are not finite; check its weights")
     return results

@@ -1,8 +1,8 @@
 """Speculative decoding: guess the next tokens, read all guesses in one step, and keep those that are right.
 
 A search asks for logits token by token and chooses by its own rules. `Speculating` reads a token together with guesses
-of the following ones. As long as the search chooses the guesses, it hands out the logits behind them; at the first
-other choice it cuts the wrong guesses off the cache. So each choice sees the same logits as without guesses, up to
+of the following tokens. As long as the search chooses the guesses, it returns the logits already computed; at the first
+other choice it removes the wrong guesses from the cache. So each choice sees the same logits as without guesses, up to
 rounding, whatever the rules. Random draws depend only on seed, row and place.
 
 Guesses come from the text so far (prompt lookup: Saxena 2023), or from a smaller model with the same vocabulary
@@ -28,15 +28,19 @@ Guess = Callable[[list[int], int], list[int]]
 """(text, most) -> at most `most` tokens that may follow it."""
 
 NGRAMS = (3, 2)
-"""Lengths of the last n-gram that is looked up in the text, the longest first."""
+"""Lengths of the n-grams to look up, the longest first."""
 
 
 class Lookup:
-    """Prompt lookup: finds the last n-gram's previous occurrence in the text, and guesses its continuation."""
+    """Prompt lookup: finds an earlier occurrence of the text's last n-gram, and guesses that it continues the same way.
+
+    >>> Lookup()([7, 8, 9, 5, 7, 8], 3)
+    [9, 5, 7]
+    """
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, ...], int] = {}
-        """{n-gram: the place behind its last occurrence before the text's end}"""
+        """{n-gram: the place after its last occurrence before the text's end}"""
         self.known = 0
 
     def __call__(self, text: list[int], most: int) -> list[int]:
@@ -47,7 +51,7 @@ class Lookup:
         if place is None:
             return []
         guesses: list[int] = []
-        for at in range(place, place + most):  # a repetition goes on into the guesses
+        for at in range(place, place + most):  # the occurrence may run into the guesses themselves
             guesses.append(text[at] if at < len(text) else guesses[at - len(text)])
         return guesses
 
@@ -58,7 +62,7 @@ class Draft:
     def __init__(self, model: Model):
         self.model, self.xp = model, model.arrays
         bans = np.zeros(model.config.vocab_size, np.float32)
-        bans[[*banned_ids(model.config), model.config.eos_id]] = BANNED  # behind an end, nothing is read
+        bans[[*banned_ids(model.config), model.config.eos_id]] = BANNED  # nothing follows an end token
         self.bans = self.xp.asarray(bans)
         self.decoder: Rewinding | None = None
         self.read: list[int] = []
@@ -92,14 +96,14 @@ class Draft:
 
 
 class Speculating(Decoder):
-    """Decodes a text, several tokens a step where guesses are right."""
+    """Decodes a text, with several tokens per step if guesses are right."""
 
     def __init__(self, xp: Arrays, decoder: Rewinding, guess: Guess, text: list[int], most: int, limit: int):
         """text: the tokens read so far. most: guesses of a step. limit: most tokens still to be read."""
         self.xp, self.decoder, self.guess, self.text, self.most, self.left = xp, decoder, guess, text, most, limit
         self.guesses: list[int] = []
         self.logits: Array = None
-        """Behind the last chosen token and behind each guess (1, G + 1, V)."""
+        """Logits (1, G + 1, V) after the last chosen token, and after each of G guesses."""
         self.right = 0
         """Guesses chosen so far."""
 
@@ -157,9 +161,9 @@ def check_speculation(model: Model, options: Options, narrowed: bool) -> None:
     """Raise `UserError` if this search can't speculate. narrowed: whether outputs have candidates."""
     reasons = [_lack(model)]
     if narrowed:
-        reasons.append("guesses any token, not candidates alone")
+        reasons.append("can't be used with candidates")
     if options.beam > 1:
-        reasons.append("checks guesses of one hypothesis, not of a beam")
+        reasons.append("can't be used with a beam")
     if model.draft is not None and (lack := _lack(model.draft)):
         reasons.append(f"has a draft model that {lack}")
     elif model.draft is not None and model.draft.config.vocab_size != model.config.vocab_size:
@@ -170,9 +174,9 @@ def check_speculation(model: Model, options: Options, narrowed: bool) -> None:
 
 
 def _lack(model: Model) -> str | None:
-    """Why a model can't read guesses, or guess; None if it can."""
+    """The reason why a model can't check guesses, or guess; None if it can."""
     if model.config.has_encoder:
-        return "is for a decoder alone, and this model has an encoder"
+        return "is for decoder-only models, and this model has an encoder"
     if borders(model.config):
-        return "takes positions back, and with longrope a text is read anew when it is long"
-    return None if model.takes_back else "needs a graph that reads several tokens at a step, as a folder has it"
+        return "can't be used with longrope, whose long texts are read again"
+    return None if model.takes_back else "needs a graph that reads several tokens per step, as in an exported folder"

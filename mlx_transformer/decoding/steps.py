@@ -25,7 +25,7 @@ T = TypeVar("T")
 BANNED = -1e9
 DEAD = BANNED / 2
 EXCLUDED = 3
-"""Most tokens banned without options for it: padding, start and, before min_new_tokens, the end token."""
+"""Largest number of tokens banned by default: padding, start and, before min_new_tokens, the end token."""
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong
@@ -56,11 +56,11 @@ class Rewinding(Decoder, Protocol):
     """A decoder of a model with `takes_back`."""
 
     def read_each(self, ids: Array) -> Array:
-        """Run the last tokens (R, L); return the logits (R, L, V) behind each."""
+        """Run the last tokens (R, L); return the logits (R, L, V) of the token after each."""
         ...
 
     def take_back(self, count: int) -> None:
-        """Take the last `count` positions of all rows back."""
+        """Forget the last `count` positions of all rows."""
         ...
 
 
@@ -73,24 +73,24 @@ class PromptDecoder(Decoder, Protocol):
         ...
 
     def join(self, other: Self) -> None:
-        """Append the rows of another decoder of this model, whose texts may be of other lengths."""
+        """Append the rows of another decoder of this model; its texts may have other lengths."""
         ...
 
     def part(self, row: int, length: int, of: int) -> Self | None:
-        """Copy the cache of the first `length` of a row's `of` tokens, as a decoder of its own; None if it no longer
-        has all that is read behind them."""
+        """Copy the cache of the first `length` of a row's `of` tokens to a new decoder; None if the cache has dropped
+        positions that the next token attends to."""
         ...
 
     def shrink(self, lengths: Sequence[int]) -> None:
-        """Give up padding that no row needs any longer. lengths (R,): the tokens of each row."""
+        """Drop padding that all rows have. lengths (R,): the tokens of each row."""
         ...
 
 
 class Model(Protocol):
-    """A model as a search sees it: `start`, and optional methods for runtimes with a faster way."""
+    """The interface of a model for searches: `start`, and optional methods for runtimes with a faster way."""
 
     config: TransformerConfig
-    arrays: Arrays = cast(Arrays, NumpyArrays())  # a cast, since NumPy's arguments have other names
+    arrays: Arrays = cast(Arrays, NumpyArrays())  # a cast, since NumPy's parameters have other names
     extends_positions: bool = False
     """Whether sequences may be longer than `config.max_positions`."""
     takes_back: bool = False
@@ -98,10 +98,10 @@ class Model(Protocol):
     draft: Model | None = None
     """A smaller model with the same vocabulary, which guesses tokens for `Options.speculate`."""
     joins: bool = False
-    """Whether its decoders `join` and can be parted (`PromptDecoder`)."""
+    """Whether its decoders are `PromptDecoder`s."""
     own_lengths: bool = False
-    """Whether rows that join keep their own lengths, unpadded. Then a `reader` reads a prompt without logits, all but
-    its last token, which is fed in a step of all rows."""
+    """Whether joined rows keep their own lengths, without padding. A `reader` then reads a prompt without its last
+    token and computes no logits; the last token is fed in a step of all rows."""
 
     def start(self, sources: Sources) -> tuple[Decoder, Array]:
         """Encode sources (decoder-only: read prompts) of any lengths; return a decoder and logits (B, V) of the first
@@ -109,7 +109,7 @@ class Model(Protocol):
         ...
 
     def reader(self) -> PromptDecoder | None:
-        """A decoder of one row that has read nothing yet, of a model with `own_lengths`; None: `start` begins."""
+        """An empty decoder of one row, if the model has `own_lengths`; None: use `start`."""
         return None
 
     def strategy(self, batch: Batch, options: Options, scored: bool) -> Strategy | None:
@@ -229,14 +229,14 @@ def run(
 
 
 class Rereading(Decoder):
-    """A decoder alone with longrope, whose frequencies depend on the length of a text.
+    """The decoder of a decoder-only model with longrope, whose rotary frequencies depend on the length of a text.
 
-    The keys in a cache are turned as in a short text. So when a row becomes a long one, all rows are read again, as
-    transformers does.
+    The cached keys are rotated for a short text. When a row exceeds this length, all rows are read again, as in
+    transformers.
     """
 
     def __init__(self, model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sources: Sources):
-        """start: as `Model.start`, for the texts as they are then."""
+        """start: as `Model.start`; called again with longer texts."""
         self.xp, self.config, self.start = model.arrays, model.config, start
         self.rows, self.borders = [row.tolist() for row in sources], borders(model.config)
         self.decoder, self.logits = start(sources)
@@ -271,7 +271,7 @@ class Rereading(Decoder):
 
 
 def reading(model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sources: Sources) -> tuple[Decoder, Array]:
-    """Start a model's decoder, which reads its rows again where it has to (`Rereading`)."""
+    """Start a model's decoder; with longrope, a `Rereading` decoder."""
     if not borders(model.config):
         return start(sources)
     decoder = Rereading(model, start, sources)
@@ -279,13 +279,13 @@ def reading(model: Model, start: Callable[[Sources], tuple[Decoder, Array]], sou
 
 
 def joins(config: TransformerConfig) -> bool:
-    """Whether a decoder's rows of different lengths may be padded on the left to join: not where padding takes
-    positions, or a text's length changes all of them."""
+    """Whether rows of different lengths can be joined by padding on the left. Not for encoder-decoder models, relative
+    positions, and longrope, whose frequencies depend on a text's length."""
     return not (config.has_encoder or config.positions in RELATIVE or borders(config))
 
 
 def common(a: Any, b: Any) -> int:
-    """How many first ids of two texts are the same.
+    """Length of the common prefix of two texts' ids.
 
     >>> common([5, 6, 7], np.array([5, 6, 8, 9]))
     2
@@ -296,8 +296,8 @@ def common(a: Any, b: Any) -> int:
 
 
 def running_sentences(finished: np.ndarray, running: int) -> np.ndarray:
-    """Old places of the unfinished sentences, for new places 0 to running - 1. A sentence already there stays, the
-    others fill the places of finished sentences: few have to move.
+    """Old places of the unfinished sentences, for new places 0 to running - 1. Sentences already at these places stay,
+    and the others fill the gaps, so that few move.
 
     >>> running_sentences(np.array([False, True, False, True, False]), 3)
     array([0, 4, 2])
@@ -314,7 +314,7 @@ def banned_ids(config: TransformerConfig) -> list[int]:
 
 
 class Rules:
-    """Which tokens are allowed at each step: bans, minimum length, forced tokens, no repetitions."""
+    """The tokens allowed at each step: bans, minimum length, forced tokens, no repetitions."""
 
     def __init__(self, xp: Arrays, batch: Batch, options: Options, config: TransformerConfig):
         self.xp, self.options, self.min_new_tokens = xp, options, options.min_new_tokens
@@ -353,8 +353,8 @@ class Rules:
         return scores
 
     def penalised(self, scores: Array) -> Array:
-        """Apply the penalties of repetition to scores (B, K, V): logits, or in beam search log p. First that of
-        transformers, then those of OpenAI."""
+        """Apply repetition_penalty, then presence_penalty and frequency_penalty, to scores (B, K, V): logits, or log p
+        in beam search."""
         penalty, o = self.options.repetition_penalty, self.options
         if self.history is not None and penalty != 1:
             weaker = self.xp.where(scores < 0, scores * penalty, scores / penalty)

@@ -76,7 +76,7 @@ def listed(path: Path, settings: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _checked(entry: Any, id: Any, where: Path) -> AddedToken:
-    """The token of an entry. `UserError` for one that is none, or whose flags are no flags."""
+    """Read an entry; raise `UserError` unless it has a spelling, an id and boolean flags."""
     token = AddedToken.read(entry, id)
     if token is None or not all(isinstance(entry.get(flag, False), bool) for flag in FLAGS):
         raise UserError(f"{where}: {entry!r:.60} is no added token; restore the file from a copy")
@@ -88,8 +88,7 @@ def _is_token(value: Any) -> bool:
 
 
 def checked_settings(settings: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
-    """What tokenizer_config.json says of tokens. `UserError` for a value of another type than that of its key."""
-
+    """Check the types of all keys about tokens in tokenizer_config.json, and return it. Raises `UserError`."""
     kinds = {**dict.fromkeys((*ROLE_KEYS, MASK_KEY), "a token"), **dict.fromkeys(LISTS, "a list of tokens")}
     kinds |= dict.fromkeys(SWITCHES, "true or false") | {"added_tokens_decoder": "an object"}
     for key, kind in kinds.items():
@@ -122,7 +121,7 @@ def makers_tokens(
     tokens = [token for token in listed(path, settings).values() if token.content not in named]
     if beyond := [token for token in tokens if token.id >= rows]:
         raise UserError(
-            f"{path}: added token {beyond[0].content!r:.60} has id {beyond[0].id}, and the model {rows} ids"
+            f"{path}: added token {beyond[0].content!r:.60} has id {beyond[0].id}, but the model has {rows} ids"
         )
     return sorted(tokens)
 
@@ -164,7 +163,7 @@ def with_tokens(
 def with_specials(specification: Mapping[str, Any], published: bool) -> dict[str, Any]:
     """Set the flags `special` and `normalized` of added tokens in a parsed tokenizer.json of ours.
 
-    published: as the maker set them. Otherwise a token is not special if it is a single id in a text."""
+    published: as their maker set them. Otherwise no token that is looked for in text is special."""
     roles = roles_of(specification)
     flagged = {"special": {*roles.get(SILENT, ())}, "normalized": {*roles.get(NORMALIZED, ())}}
     entries = [

@@ -1,8 +1,8 @@
 """Read a GGUF file as if it were a folder of `transformers`: config.json, tensors with its names, and text files.
 
-An architecture of llama.cpp is a family of published models under other names. `ARCHITECTURES` holds the settings that
-llama.cpp fixes for an architecture, and that the file therefore lacks. Quantised matrices become mlx-lm's integers,
-scales and biases without rounding (`system/gguf_files.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
+llama.cpp names a family's keys and tensors in its own way (e.g. `blk.0.attn_q.weight`), and fixes some settings in its
+code instead of in the file: `ARCHITECTURES` has both. Quantised matrices become mlx-lm's integers, scales and biases
+without rounding (`system/gguf_files.py`). Sources: `llama-model.cpp` and `conversion/` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LAYER = {
     "ffn_norm": "post_attention_layernorm",
     **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
-"""{name of a layer's tensor: its name in transformers}"""
+"""{a layer's tensor, e.g. attn_q: its name in transformers}"""
 SANDWICH = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GPT2 = {"attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2"}
 GPT2 |= {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
@@ -63,7 +63,7 @@ class Architecture:
 
     model_type: str
     turned: bool = False
-    """Rows of queries and keys are ordered for rotary pairs of neighbours, e.g. (0, 1), instead of halves."""
+    """Rows of query and key matrices are ordered for rotary pairs of neighbours, e.g. (0, 1), instead of halves."""
     biased: bool = False
     """Attention and feed-forward nets may have biases."""
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +77,8 @@ class Architecture:
 
 
 def _windows(every: int, base: float | None) -> Callable[[Values], Values]:
-    """In each `every` layers the last has no window."""
+    """Settings of Gemma 2 and 3: every `every`-th layer has no window. base: rotary base of layers with a window; None
+    for Gemma 2."""
 
     def implied(config: Values) -> Values:
         layers, wide = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
@@ -140,7 +141,7 @@ ARCHITECTURES = {
         layers="transformer.h",
     ),
 }
-"""{general.architecture: how it is read}"""
+"""{general.architecture: how to read it}"""
 
 
 class FromGguf(NamedTuple):
@@ -155,14 +156,15 @@ class FromGguf(NamedTuple):
 
 
 def read_gguf_model(path: Path) -> FromGguf:
-    """Open a file; tensors are read later. Raises `UserError` with all problems for a damaged or unsupported file."""
+    """Open a GGUF file; tensors are read on demand. Raises `UserError` with all problems of a damaged or unsupported
+    file."""
     file = read_gguf(path)
     name, kind = (file.pairs.get(f"general.{key}", "model") for key in ("architecture", "type"))
     if not isinstance(kind, str) or kind != "model":
-        raise UserError(f"{path}: general.type is {kind!r:.40}, not a model")
+        raise UserError(f"{path}: general.type is {kind!r:.40}, not 'model'")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise UserError(f"{path}: general.architecture is {name!r:.40}; these can be imported: {known}")
+        raise UserError(f"{path}: general.architecture is {name!r:.40}; supported: {known}")
     architecture = ARCHITECTURES[name]
     config = _config(file, name, architecture)
     tensors, schemes = _tensors(file, architecture, config)
@@ -177,8 +179,10 @@ def read_gguf_model(path: Path) -> FromGguf:
 
 
 def as_in_gguf(family: Family, fields: Values | None = None) -> Family:
-    """Adapt a family to GGUF's storage: matrices are (out, in), Gemma's norms are 1 + w. fields: further fields of the
-    config."""
+    """Adapt a family to GGUF's storage, where all matrices are (out, in) and Gemma's norms are stored as 1 + w.
+
+    fields: fields to add to the config, e.g. rotary_scaling.
+    """
 
     def names(config: Any) -> dict[str, str | At]:
         return {
@@ -201,11 +205,11 @@ class _Keys:
         value = self.left.pop(key, default)
         listed = value.tolist() if isinstance(value, np.ndarray) else [value]
         if len(listed) > 1 and any(each != listed[0] for each in listed):
-            self.problems.append(f"{self.name}.{key} has several values: layers of several sizes aren't read")
+            self.problems.append(f"{self.name}.{key} differs between layers, which is not supported")
         elif (
             not listed or (value is not None and type(listed[0]) not in (int, float)) or not abs(listed[0] or 0) < 1e300
         ):
-            self.problems.append(f"{self.name}.{key} is {value!r:.60}, no number")
+            self.problems.append(f"{self.name}.{key} is {value!r:.60}, not a number")
         else:
             return listed[0]
         return default
@@ -215,13 +219,13 @@ class _Keys:
         value = self.number(key, default)
         if type(value) is int and 0 < value < 1 << 31:
             return value
-        self.problems.append(f"{self.name}.{key} is {value!r:.40}, no size")
+        self.problems.append(f"{self.name}.{key} is {value!r:.40}, not a positive integer")
         return 1
 
     def word(self, key: str, default: str) -> str:
         value = self.left.pop(key, default)
         if not isinstance(value, str):
-            self.problems.append(f"{self.name}.{key} is {value!r:.40}, no word")
+            self.problems.append(f"{self.name}.{key} is {value!r:.40}, not a string")
         return str(value)
 
     def pattern(self, key: str) -> Any:
@@ -229,12 +233,12 @@ class _Keys:
         value = self.left.pop(key, None)
         if isinstance(value, np.ndarray) or value is None or (type(value) is int and 0 <= value < 1 << 31):
             return value.tolist() if isinstance(value, np.ndarray) else value
-        self.problems.append(f"{self.name}.{key} is {value!r:.40}, no period")
+        self.problems.append(f"{self.name}.{key} is {value!r:.40}, neither a period nor a list")
         return None
 
 
 def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
-    """Return the contents of config.json. Raises a `UserError` with the problems of all keys."""
+    """The contents of config.json. Raises `UserError` with the problems of all keys."""
     keys, wanted = _Keys(file, name), architecture.keys
     config: Values = {"model_type": architecture.model_type, "torch_dtype": "float32"}
     config |= {theirs: keys.size(key) for key, theirs in {**SIZES, **wanted}.items() if key in SIZES}
@@ -245,7 +249,7 @@ def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
         config["rope_theta"] = keys.number("rope.freq_base", 10000.0)
         config["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon", 1e-6)
         if (value := keys.size("attention.value_length", width)) != width:
-            keys.problems.append(f"{name}.attention.value_length is {value}, and keys have {width}")
+            keys.problems.append(f"{name}.attention.value_length is {value}, but keys have {width}")
         if (turned := keys.size("rope.dimension_count", width)) != width:
             config["partial_rotary_factor"] = turned / width
         biases = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -263,19 +267,20 @@ def _config(file: GgufFile, name: str, architecture: Architecture) -> Values:
     config |= _special_ids(file)
     for key in IGNORED:
         keys.left.pop(key, None)
-    keys.problems += [f"{name}.{key}={value!r:.40} isn't read" for key, value in keys.left.items() if _means(value)]
+    keys.problems += [
+        f"{name}.{key}={value!r:.40} is not supported" for key, value in keys.left.items() if _means(value)
+    ]
     if keys.problems:
         raise refusal(file.path, keys.problems, file.path)
     return config
 
 
 def _means(value: Any) -> bool:
-    """Whether a key's value changes the model; 0, false and "none" don't."""
+    """Whether a key's value may change the model; 0, false, "none" and empty values don't."""
     return bool(np.any(value)) if isinstance(value, np.ndarray) else value not in (0, False, "none", "", [])
 
 
 def _scaling(file: GgufFile, config: Values, keys: _Keys) -> Values:
-    """Return rope_scaling and related keys."""
     kind, factor = keys.word("rope.scaling.type", "none"), keys.number("rope.scaling.factor", 1.0)
     length = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
     if all(name in file.tensors for name in FACTORS.values()):
@@ -301,7 +306,7 @@ def _shortest(tensor: GgufTensor) -> list[float]:
 
 
 def _special_ids(file: GgufFile) -> Values:
-    """Return {key: token id}; None where the file has no id, so that defaults don't apply."""
+    """{key of config.json: token id}; None if the file has no id, so that no default applies."""
     keys = _Keys(file, TEXT_KEYS)
     ids = {role: keys.number(f"{role}_token_id") for role in ("bos", "eos", "eot", "eom", "padding")}
     if keys.problems:
@@ -318,7 +323,7 @@ TENSOR = re.compile(r"(?:blk\.(\d{1,6})\.)?(\w+)\.(weight|bias)")
 
 
 def _tensors(file: GgufFile, architecture: Architecture, config: Values) -> tuple[dict[str, Stored], dict[str, Scheme]]:
-    """Return ({name in transformers: tensor}, with integers as in mlx-lm; {matrix: scheme})."""
+    """({name in transformers: tensor}, with quantised matrices as in mlx-lm; {quantised matrix: scheme})"""
     tensors: dict[str, Stored] = {}
     schemes: dict[str, Scheme] = {}
     heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads")}
@@ -337,7 +342,11 @@ def _tensors(file: GgufFile, architecture: Architecture, config: Values) -> tupl
 
 
 def _named(name: str, architecture: Architecture) -> tuple[str, str]:
-    """Return (name in transformers, middle part of the name in the file); an unknown name is returned unchanged."""
+    """(name in transformers, middle part of the file's name); an unknown name is returned unchanged.
+
+    >>> _named("blk.0.attn_q.weight", ARCHITECTURES["llama"])
+    ('model.layers.0.self_attn.q_proj.weight', 'attn_q')
+    """
     match = TENSOR.fullmatch(name)
     if match is None:
         return name, name
@@ -349,15 +358,18 @@ def _named(name: str, architecture: Architecture) -> tuple[str, str]:
 
 
 def halves(rows: int, heads: Any) -> NDArray[np.intp]:
-    """Return the order of rows that puts each head's even rows first; the order as it is if the rows don't divide by
-    the heads."""
+    """Order of rows that puts each head's even rows first; 0, 1, 2, ... if the heads don't divide the rows.
+
+    >>> halves(8, 2)
+    array([0, 2, 1, 3, 4, 6, 5, 7])
+    """
     if type(heads) is not int or heads <= 0 or rows % (2 * heads):
         return np.arange(rows)
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _integers(tensor: GgufTensor, kind: BlockType) -> tuple[Stored, Stored, Stored]:
-    """Return a matrix as mlx-lm's (words, scales, biases), unread. Scales and biases are float16 if that is exact, else
+    """A matrix as mlx-lm's (words, scales, biases), read on demand. Scales and biases are float16 if exact, else
     float32."""
     rows, width = tensor.shape
     groups = (rows, width // kind.group)
@@ -367,7 +379,7 @@ def _integers(tensor: GgufTensor, kind: BlockType) -> tuple[Stored, Stored, Stor
         return packed_words(kind.integers(tensor.blocks()).reshape(rows, width), kind.bits)
 
     def numbers(of: Callable[[Any], NDArray]) -> NDArray:
-        with np.errstate(all="ignore"):  # what isn't finite is an error of its own
+        with np.errstate(all="ignore"):  # infinite and NaN weights raise an error later
             return of(tensor.blocks()).astype(dtype, copy=False)
 
     return (

@@ -1,7 +1,10 @@
-"""The vocabulary in a GGUF's keys as the files that transformers has beside a model: tokenizer.json and its settings.
+"""Convert vocabularies between GGUF keys and a tokenizer.json of transformers.
 
-Byte-level BPE has tokens and merges, and the name of the expression that cuts text before merging. SentencePiece's BPE
-has tokens and scores, of which the merges follow. Source: `llama-vocab.cpp` of llama.cpp, and the published files.
+tokenizer.ggml.model   kind                 keys
+gpt2                   byte-level BPE       tokens, merges, pre: name of the regular expressions that split text first
+llama                  SentencePiece BPE    tokens, scores, from which the merges are derived
+
+Source: llama.cpp's `llama-vocab.cpp`, and published files.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ TEMPLATE = "tokenizer.chat_template"
 MARK, BYTES = "\u2581", re.compile("<0x[0-9A-F]{2}>")
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
 MERGED = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
-"""A step of Gemma's that changes nothing: its spaces are marks by then."""
+"""Gemma's pre-tokenizer, which changes nothing: its normalizer has replaced all spaces by `MARK`."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -45,13 +48,13 @@ HUNYUAN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 GPT2: Sequence[str] = ()
-"""No expression: the component ByteLevel has it."""
+"""No expression: the component ByteLevel has GPT-2's built in."""
 QWEN2 = (rf"{ENDINGS}{WORDS}|\p{{N}}{REST}",)
 THREE_DIGITS = (rf"{ENDINGS}{WORDS}|\p{{N}}{{1,3}}{REST}",)
 TEKKEN = (rf"{CASED[0]}|{CASED[1]}|\p{{N}}{REST_OF_CASED}",)
 GPT4O = (rf"{CASED[0]}{ENDINGS}?|{CASED[1]}{ENDINGS}?|\p{{N}}{{1,3}}{REST_OF_CASED}",)
 DIGITS = "digits"
-"""Each digit is apart, and then as GPT-2's."""
+"""Split off each digit, then split as GPT-2 does."""
 CUT: dict[str, Sequence[str]] = {
     **dict.fromkeys(("gpt-2", "olmo", "mellum", "exaone4"), GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), DIGITS),
@@ -61,24 +64,26 @@ CUT: dict[str, Sequence[str]] = {
     **dict.fromkeys(("tekken",), TEKKEN),
     **dict.fromkeys(("hunyuan-dense", "deepseek-v3"), HUNYUAN),
 }
-"""{tokenizer.ggml.pre: the expressions by which text is cut, one after the other}"""
+"""{tokenizer.ggml.pre: regular expressions that split text, applied in this order}"""
 STARTED = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")
-"""Texts begin with the start token, unless the file says otherwise, and a whole word that is a token is one."""
+"""Their texts begin with the start token (unless the file says otherwise), and a word in the vocabulary is not merged
+from parts (`ignore_merges`)."""
 COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez")
-"""Unicode's composed forms (NFC) are taken, as the published files say; llama.cpp leaves text as it is."""
+"""Their text is normalised to NFC, as in the published tokenizer.json; llama.cpp leaves it as it is."""
 
 
 def text_files(pairs: Mapping[str, Any], where: str) -> tuple[dict[str, str], list[str]]:
-    """Return {name: text} of tokenizer.json, tokenizer_config.json and chat templates, and notes of what there isn't.
+    """Make tokenizer.json, tokenizer_config.json and chat templates from a GGUF's keys.
 
-    where: the file, for errors. Raises `UserError` for a vocabulary that contradicts itself or whose kind isn't read.
+    Returns {file name: text}, and notes: {} and one note if the GGUF has no vocabulary. where: the GGUF's path, for
+    errors. Raises `UserError` for an unsupported kind of vocabulary, and for a damaged one.
     """
     published = pairs.get("tokenizer.huggingface.json")
     kind = pairs.get(f"{KEYS}.model", "no_vocab")
     if isinstance(kind, str) and kind in ("no_vocab", "none"):
         return {}, ["no tokenizer (the file has none)"]
     if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
-        raise UserError(f"{where}: {KEYS}.model is {kind!r:.60}; read are gpt2 and llama (SentencePiece's BPE)")
+        raise UserError(f"{where}: {KEYS}.model is {kind!r:.60}; supported: gpt2, llama (SentencePiece's BPE)")
     vocabulary = _Vocabulary(pairs, where)
     texts = {"tokenizer.json": published if isinstance(published, str) else vocabulary.json(kind)}
     texts["tokenizer_config.json"] = _json({"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles()})
@@ -92,9 +97,10 @@ def text_files(pairs: Mapping[str, Any], where: str) -> tuple[dict[str, str], li
 
 
 def of_sentencepiece(path: Path, settings: Mapping[str, Any]) -> str:
-    """The tokenizer.json of a folder that has SentencePiece's BPE alone, tokenizer.model, as Llama 2 and Gemma have it.
+    """Make the tokenizer.json of a folder with only a SentencePiece BPE model (tokenizer.model), e.g. Llama 2 or Gemma.
 
-    settings: of its tokenizer_config.json. Raises `UserError` for a model of another kind.
+    path: tokenizer.model. settings: the folder's tokenizer_config.json. Raises `UserError` for unigram models, and for
+    models that normalise text.
     """
     model, where = read_sentencepiece(path), str(path)
     wrong = ["it is a unigram model"] if model.model_type != BPE else []
@@ -114,13 +120,13 @@ def of_sentencepiece(path: Path, settings: Mapping[str, Any]) -> str:
     ]
     specification = json.loads(_Vocabulary(pairs, where).json("llama"))
     known = {entry["id"]: entry for entry in specification["added_tokens"]}
-    for entry in known.values():  # its own symbols are found in a text whose spaces are marks
+    for entry in known.values():  # user-defined symbols are looked for after spaces have become marks
         entry["normalized"] = not entry["special"] and not model.dummy_prefix
     known |= {id: token.entry(token.special) for id, token in listed(path.parent, settings).items()}
     size = len(model.pieces)
     known |= {id: filler(id).entry(True) for id in range(size, max(known, default=0)) if id not in known}
     specification["added_tokens"] = [known[id] for id in sorted(known)]
-    if settings.get("legacy") is False and model.dummy_prefix:  # a space before the text, none behind a special token
+    if settings.get("legacy") is False and model.dummy_prefix:  # a space before the text, none after special tokens
         specification["normalizer"] = None
         mark = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "first", "split": False}
         specification["pre_tokenizer"] = mark
@@ -145,7 +151,7 @@ class _Vocabulary:
         return UserError(f"{self._where}: {KEYS}.{what}: damaged; restore it from a copy")
 
     def _list(self, key: str, count: int | None = None) -> list[Any]:
-        """The values of a key: strings, or as many numbers as there are tokens."""
+        """Read a list of strings, or of `count` numbers."""
         values = self._pairs.get(f"{KEYS}.{key}")
         found = values.tolist() if isinstance(values, np.ndarray) else values
         kinds = (str,) if count is None else (int, float)
@@ -160,17 +166,16 @@ class _Vocabulary:
         if id is None:
             return None
         if type(id) is not int or not 0 <= id < len(self.tokens):
-            raise self._wrong(f"{role}_token_id is {id!r:.40}, and there are {len(self.tokens)} tokens")
+            raise self._wrong(f"{role}_token_id is {id!r:.40}, but there are {len(self.tokens)} tokens")
         return id
 
     def roles(self) -> dict[str, Any]:
-        """Tokens by their roles in tokenizer_config.json."""
+        """The tokens with a role, e.g. {"bos_token": "<s>"}, as in tokenizer_config.json."""
         names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
         ids = {f"{theirs}_token": self.id_of(ours) for theirs, ours in names.items()}
         return {role: self.tokens[id] for role, id in ids.items() if id is not None}
 
     def json(self, kind: str) -> str:
-        """The text of tokenizer.json."""
         parts = self._byte_level() if kind == "gpt2" else self._pieces()
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         added = [
@@ -186,7 +191,7 @@ class _Vocabulary:
         return {**model, **more, "vocab": self.ids, "merges": merges}
 
     def _ends(self, before: bool) -> dict[str, Any] | None:
-        """What stands before and behind a text. before: whether the start token does where the file is silent."""
+        """The template that adds start and end tokens, or None. before: add the start token if the file doesn't say."""
         single: list[Any] = [{"Sequence": {"id": "A", "type_id": 0}}]
         pair: list[Any] = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
         special = {}
@@ -206,7 +211,7 @@ class _Vocabulary:
         pre = self._pairs.get(f"{KEYS}.pre", "default")
         if not isinstance(pre, str) or pre not in CUT:
             raise UserError(
-                f"{self._where}: {KEYS}.pre is {pre!r:.60}, a way to cut text that isn't read; {', '.join(CUT)} are"
+                f"{self._where}: {KEYS}.pre is {pre!r:.60}, an unsupported pre-tokenizer; supported: {', '.join(CUT)}"
             )
         merges = [pair.split(" ") for pair in self._list("merges")]
         if wrong := [" ".join(pair) for pair in merges if len(pair) != 2]:
@@ -254,7 +259,7 @@ class _Vocabulary:
 
 
 def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
-    """Every pair of pieces that makes a piece, the best scored first; of one score in the order of `transformers`."""
+    """All pairs of pieces that form a piece, by falling score of that piece; ties in the order of `transformers`."""
     ids = {token: id for id, token in enumerate(tokens) if types[id] in (NORMAL, UNUSED)}
     pairs = [
         (-scores[id], -i, i - len(token), id, ids[token[:i]], ids[token[i:]])
@@ -265,11 +270,14 @@ def _merges(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]
     return [[tokens[left], tokens[right]] for *_, left, right in sorted(pairs)]
 
 
-UNSAID = "no tokenizer (llama.cpp has no such way to cut text)"
+UNSAID = "no tokenizer (llama.cpp doesn't have its pre-tokenizer)"
 
 
 def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a tokenizer.json, or those of a file without a vocabulary and a note of the reason."""
+    """Convert a tokenizer.json to GGUF keys, and notes.
+
+    A tokenizer that llama.cpp can't have gives the keys of a file without a vocabulary, and one note.
+    """
     values = json.loads(text)
     model = values["model"]
     vocabulary = model.get("vocab")
@@ -304,7 +312,7 @@ def text_keys(text: str, config: TransformerConfig) -> tuple[dict[str, Any], lis
 
 
 def _name_of_cut(parts: Sequence[Mapping[str, Any]], whole: bool) -> str | None:
-    """llama.cpp's name of a way to cut text. whole: whether a word that is a token is one."""
+    """llama.cpp's name of a pre-tokenizer, or None. whole: `ignore_merges` is set."""
     if not parts or parts[-1].get("type") != "ByteLevel":
         return None
     kinds = [part.get("type") for part in parts[:-1]]
@@ -316,7 +324,7 @@ def _name_of_cut(parts: Sequence[Mapping[str, Any]], whole: bool) -> str | None:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> NDArray[np.float32]:
-    """Of a piece that merges make, minus the rank of the first merge; of others 0."""
+    """Score of each piece: minus the rank of the first merge that forms it, from 1; 0 without such a merge."""
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(merges, 1):
         ranks.setdefault(pair.replace(" ", ""), rank)

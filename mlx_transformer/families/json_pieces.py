@@ -1,12 +1,12 @@
 """Vocabularies in JSON: byte-level BPE, and SentencePiece's pieces as transformers 5 saves them.
 
-Byte-level BPE: vocab.json and merges.txt of BART and RoBERTa become a tokenizer.json. The words within which bytes are
-merged are GPT-2's, which the component ByteLevel knows by itself.
+Byte-level BPE (BART, RoBERTa): vocab.json and merges.txt become a tokenizer.json. Text is split into words as in GPT-2,
+by the component ByteLevel, and bytes are merged within a word.
 
-SentencePiece: of T5, mT5, UMT5, Pegasus, NLLB and mBART, transformers 5 writes only a tokenizer.json. The file's
-components cut text nearly as SentencePiece does; from its pieces, scores and table of replacements our own
-tokenizer.json is made, which cuts text exactly so (`text/sentencepiece_tokenizer.py`). transformers 5 writes mBART's
-without the table: there white space separates words, whichever it is, and nothing else is replaced."""
+SentencePiece (T5, mT5, UMT5, Pegasus, NLLB, mBART): transformers 5 writes only a tokenizer.json, which splits text
+nearly as SentencePiece does. Our tokenizer.json (`text/sentencepiece_tokenizer.py`) is made from its pieces, scores and
+replacement table, and splits text exactly so. mBART's has no table: all white space separates words, and no characters
+are replaced."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def byte_level_json(vocabulary: Mapping[str, int], merges: str, roles: Mapping[str, Any], space: bool) -> str:
-    """Return the text of a `tokenizer.json` that gives `<s> text </s>`. merges: the text of merges.txt. space: a text
-    begins with one. Raises `UserError` for a vocabulary without one of these two."""
+    """Make a tokenizer.json of byte-level BPE whose output is `<s> text </s>`.
+
+    vocabulary: {token: id}. merges: the text of merges.txt. roles: stored under "mlx_transformer". space: put a space
+    before each text. Raises `UserError` for a vocabulary without <s>, </s> or <unk>, and for damaged merges.
+    """
     if missing := [token for token in ("<s>", "</s>", "<unk>") if token not in vocabulary]:
         raise UserError(f"the vocabulary has no {' and no '.join(missing)}")
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -53,7 +56,7 @@ def byte_level_json(vocabulary: Mapping[str, int], merges: str, roles: Mapping[s
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            # as `transformers` has it of these files: a space before <mask> belongs to it
+            # as in `transformers`, <mask> takes the space before it
             {"id": vocabulary[t], "content": t, **flags, "lstrip": t == "<mask>"}
             for t in SPECIAL
             if t in vocabulary
@@ -94,9 +97,12 @@ def _pairs(merges: str) -> list[list[str]]:
 
 
 def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> str:
-    """Return the text of a tokenizer.json of ours with the ids of a folder's. pad: how padding is spelled. start: the
-    token that a decoder starts with. tokens: those that the maker added. control: listed tokens that are text where
-    somebody types them: roles and languages. `UserError` for a file of another kind, or one that is damaged."""
+    """Make our tokenizer.json from a folder's, with the same ids.
+
+    path: the folder. pad: spelling of the padding token. start: id of the decoder's start token. tokens: added by the
+    maker. control: tokens of roles and languages, which are split like any text if somebody types them. Raises
+    `UserError` for a damaged file, and for a tokenizer of another kind.
+    """
     specification, where = read_object(path / JOINT), path / JOINT
     check_parts(specification, str(where))
     read_backend(lambda: read_text(where), str(where))
@@ -105,7 +111,7 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
     model = specification.get("model")
     scored, unknown, merges = _scored(model if isinstance(model, dict) else {}, where)
     fallback = isinstance(model, dict) and model.get("byte_fallback") is True
-    alone = [token for token in tokens if token.id >= len(scored) or not scored[token.id][1]]  # what is no piece has 0
+    alone = [token for token in tokens if token.id >= len(scored) or not scored[token.id][1]]  # score 0: no piece
     scored += _behind(len(scored), tokens, control)
     named = {token.content for token in (*control, *alone)} | {filler(id).content for id in range(len(scored))}
     pieces = [
@@ -134,14 +140,14 @@ def pieces_json(path: Path, pad: str, start: int, tokens: Sequence[AddedToken], 
 
 
 def is_pieces(specification: Mapping[str, Any]) -> bool:
-    """Return whether a parsed tokenizer.json marks the spaces of a text, as SentencePiece does."""
+    """Whether a parsed tokenizer.json marks spaces as SentencePiece does, by the component Metaspace."""
     return any(
         part.get("type") == "Metaspace" for part in components(specification.get("pre_tokenizer"), "pretokenizers")
     )
 
 
 def _behind(size: int, tokens: Sequence[AddedToken], control: Sequence[AddedToken]) -> list[tuple[str, float]]:
-    """Return what stands behind so many pieces, up to the last token that is text where somebody types it."""
+    """Spellings and scores of the ids from `size` to the last one in `control`."""
     texts = {token.id: token.content for token in (*tokens, *control)}
     last = max((token.id for token in control), default=-1)
     return [(texts.get(id, filler(id).content), 0.0) for id in range(size, last + 1)]
@@ -154,7 +160,10 @@ def _type(text: str, named: Collection[str], fallback: bool) -> int:
 
 
 def components(component: Any, inside: str) -> list[Mapping[str, Any]]:
-    """Return the components of a sequence, or the single component."""
+    """The components of a Sequence, or a list of the single component; [] if there is none.
+
+    inside: the key of a Sequence's list, e.g. "normalizers".
+    """
     if not isinstance(component, dict):
         return []
     listed = component.get(inside) if component.get("type") == "Sequence" else [component]
@@ -162,19 +171,19 @@ def components(component: Any, inside: str) -> list[Mapping[str, Any]]:
 
 
 def _metaspace(component: Any, where: Path) -> tuple[str, bool]:
-    """Return where a space is put before a text, and whether all white space separates words."""
+    """The pre-tokenizer's `prepend_scheme` (always, first or never), and whether all white space separates words."""
     kinds = [part.get("type") for part in components(component, "pretokenizers")]
     if kinds not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
-        raise UserError(f"{where}: its text is taken apart by {kinds or None!r:.80}, not by SentencePiece's mark")
+        raise UserError(f"{where}: pre_tokenizer is {kinds or None!r:.80}, not SentencePiece's Metaspace")
     mark = components(component, "pretokenizers")[-1]
     scheme = mark.get("prepend_scheme", "always" if mark.get("add_prefix_space", True) else "never")
     if mark.get("replacement") != "\u2581" or scheme not in ("always", "first", "never"):
-        raise UserError(f"{where}: its mark of spaces is {mark!s:.80}")
+        raise UserError(f"{where}: unsupported Metaspace {mark!s:.80}")
     return scheme, len(kinds) > 1
 
 
 def _normalizer(component: Any, where: Path) -> tuple[bytes, bool, bool]:
-    """Return the table of replacements, whether spaces in a row are one, and whether those at the end go."""
+    """The replacement table, whether a run of spaces becomes one space, and whether trailing spaces are removed."""
     charsmap, collapses, strips = b"", False, False
     for part in components(component, "normalizers"):
         kind = part.get("type")
@@ -185,12 +194,13 @@ def _normalizer(component: Any, where: Path) -> tuple[bytes, bool, bool]:
         elif kind == "Strip":
             strips = part.get("strip_right") is True
         else:
-            raise UserError(f"{where}: changes text by {kind!r:.40}, which isn't read of a vocabulary of pieces")
+            raise UserError(f"{where}: normalizer {kind!r:.40} is not supported for SentencePiece vocabularies")
     return charsmap, collapses, strips
 
 
 def _scored(model: Mapping[str, Any], where: Path) -> tuple[list[tuple[str, float]], int, list[Any] | None]:
-    """Return the pieces by id with their scores, the unknown one's id, and merges, where pieces are merged."""
+    """Pieces with scores in the order of ids, the id of <unk>, and for BPE the merges. A BPE piece's score is minus the
+    rank of its first merge."""
     vocabulary, kind = model.get("vocab"), model.get("type", "Unigram" if "unk_id" in model else "BPE")
     try:
         if kind == "Unigram" and isinstance(vocabulary, list):
@@ -208,4 +218,6 @@ def _scored(model: Mapping[str, Any], where: Path) -> tuple[list[tuple[str, floa
                 return [(t, -float(ranks.get(t, 0))) for t in texts], vocabulary[model.get("unk_token")], pairs
     except (TypeError, ValueError, KeyError):
         pass
-    raise UserError(f"{where}: its model is no Unigram or BPE with scores or merges, ids without gaps and an <unk>")
+    raise UserError(
+        f"{where}: its model must be Unigram with scores or BPE with merges, with <unk> and no gaps in its ids"
+    )

@@ -1,24 +1,25 @@
-"""Adapters of PEFT (https://github.com/huggingface/peft): LoRA, rsLoRA and DoRA, applied to the published base model,
-and ours written as PEFT's. Those of mlx-lm likewise.
+"""Adapters of PEFT (https://github.com/huggingface/peft) and mlx-lm: read and applied to their published base models;
+ours written in their formats. Kinds: LoRA, rsLoRA, DoRA.
 
-adapter_config.json names the base and says how adapter_model.safetensors changes its tensors. For a linear map of
+PEFT: adapter_config.json names the base and says how adapter_model.safetensors changes its tensors. For a linear map of
 weight W (O, D), with A (R, D), B (O, R) and s = alpha / R, or alpha / sqrt(R) in rsLoRA:
 
     W + s B A                              LoRA
     m (W + s B A) / ||W + s B A||          DoRA, row by row, with the magnitudes m (O,)
 
-Other tensors in the file, such as a classifier's, replace those of the base (`modules_to_save`).
+Other tensors in the file, such as a classifier's, replace the base's (`modules_to_save`).
 
-Where a family stores several of our matrices as one, e.g. ModernBERT's query, key and value, ours become one change of
-that matrix: A holds theirs below each other, B theirs in blocks.
+A family may store several of our matrices as a single matrix, e.g. ModernBERT's query, key and value. Their changes are
+then written as one: the rows of A are stacked, B is block-diagonal.
 
-mlx-lm's adapter_config.json has the arguments of the run: fine_tune_type, num_layers (the last blocks; -1: all),
+mlx-lm: adapter_config.json has the arguments of the run: fine_tune_type, num_layers (the last blocks; -1: all),
 lora_parameters (rank, scale, dropout, keys). Its adapters.safetensors:
 
     PATH.lora_a (D, R), PATH.lora_b (R, O)    W + scale (lora_a lora_b)^T
     PATH.m (O,), DoRA only                    m (W + ...) / ||W + ...||, row by row
 
-An embedding's lora_a is (O, R), its lora_b (R, D). `PATH.weight` and others stand in place of the model's (full).
+An embedding's lora_a is (O, R), its lora_b (R, D). With fine_tune_type "full", tensors such as PATH.weight replace the
+base's.
 """
 
 from __future__ import annotations
@@ -55,17 +56,16 @@ Parts = dict[str, dict[str, NDArray]]
 
 
 def read_mlx_adapter(path: Path) -> tuple[dict[str, Any], Parts, dict[str, NDArray]]:
-    """(adapter_config.json in PEFT's words, the arrays of each changed module, tensors in place of the base's)
-
-    Raises `UserError` for damage and for other kinds of adapters.
+    """Read an adapter of mlx-lm: (adapter_config.json with PEFT's keys, {module: its arrays}, tensors that replace the
+    base's). Raises `UserError` if it is damaged or of another kind.
     """
     config = read_object(path / PEFT_CONFIG)
     kind, settings = config.get("fine_tune_type", LORA), config.get("lora_parameters")
     scale, rank = (settings.get(key) if isinstance(settings, dict) else None for key in ("scale", "rank"))
-    problems = [] if kind in (LORA, DORA, FULL) else [f"fine_tune_type {kind!r:.40} is none of {LORA}, {DORA}, {FULL}"]
+    problems = [] if kind in (LORA, DORA, FULL) else [f"fine_tune_type {kind!r:.40} is not {LORA}, {DORA} or {FULL}"]
     alpha = scale * rank if isinstance(scale, int | float) and isinstance(rank, int) and rank > 0 else None
     if kind != FULL and alpha is None:
-        problems.append("lora_parameters must have a rank and a scale, which are numbers")
+        problems.append("lora_parameters must have rank and scale, both numbers")
     parts, replaced = Parts(), dict[str, NDArray]()
     for name, tensor in stored_tensors(path / MLX_ADAPTER).items():
         module, _, end = name.rpartition(".")
@@ -75,10 +75,9 @@ def read_mlx_adapter(path: Path) -> tuple[dict[str, Any], Parts, dict[str, NDArr
             kinds = EMBEDDING if module.rpartition(".")[2] in TABLES else LINEAR
             parts.setdefault(module, {})[kinds[end]] = np.asarray(tensor, np.float32).T
     problems += [
-        f"{module} has {' and '.join(sorted(arrays))} alone" for module, arrays in parts.items() if len(arrays) < 2
+        f"{module} has only {' and '.join(sorted(arrays))}" for module, arrays in parts.items() if len(arrays) < 2
     ]
-    problems += [f"{name} is no part of a {kind} adapter" for name in replaced if kind != FULL]
-    problems += [f"{name} is no part of full fine-tuning" for name in parts if kind == FULL]
+    problems += [f"{name} doesn't belong to fine_tune_type {kind}" for name in (parts if kind == FULL else replaced)]
     if problems:
         raise refusal(f"{path}: can't be read", problems, path)
     words = {"base_model_name_or_path": config.get("model"), "use_dora": kind == DORA}
@@ -88,10 +87,10 @@ def read_mlx_adapter(path: Path) -> tuple[dict[str, Any], Parts, dict[str, NDArr
 def mlx_files(
     adapter: AdapterConfig, changes: Mapping[str, tuple[NDArray, NDArray, NDArray | None]], layers: int
 ) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """adapter_config.json, without the model's name, and the tensors of an adapter of ours in mlx-lm's format.
+    """Convert an adapter of ours to mlx-lm's format: adapter_config.json without the model's name, and the tensors.
 
-    changes: of the modules of a model with so many `layers` (`changes_of_modules`). Layers in which a module has
-    no change get one of zeros from mlx-lm.
+    changes: see `changes_of_modules`. layers: the model's number of layers. The format has the same modules in each of
+    the last `num_layers` layers; mlx-lm fills in zeros for those without a tensor.
     """
     rank = max(len(a) for a, _, _ in changes.values())
     tensors: dict[str, NDArray] = {}
@@ -125,32 +124,32 @@ PARTS = {
     "lora_embedding_B": "embedding_b",
     "token_adapter.trainable_tokens_delta": ROWS,
 }
-"""{the end of a tensor's name in the file: what it is}"""
+"""{end of a tensor's name in the file: key in `PublishedAdapter.parts`}"""
 HEADS = {
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
     "QUESTION_ANS": "ForQuestionAnswering",
 }
-"""{PEFT's task: the class of the model that the adapter was trained in}"""
+"""{PEFT's task: end of the name of the model's class in transformers}"""
 TASKS = {
     "encoder-decoder": "SEQ_2_SEQ_LM",
     "decoder": "CAUSAL_LM",
 }
-"""{architecture: PEFT's task}; for encoders there is none that takes the base's head as it is."""
+"""{architecture: PEFT's task}; encoders have no entry: none of PEFT's tasks keeps their base's head."""
 CHANGED_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Ways of starting an adapter that change the base's weights too."""
+"""Values of init_lora_weights that change the base's weights, too."""
 KNOWN = re.compile(
     r"(task|peft)_(type|version)|auto_mapping|base_model\w*|revision|inference_mode|r|(target|exclude)_modules"
     r"|modules_to_save|lora_(alpha|dropout)|fan_in_fan_out|bias|use_(rslora|dora)|layers_\w+|(rank|alpha)_pattern"
     r"|trainable_token_indices|ensure_weight_tying"
     r"|init_lora_weights|(loftq|eva|corda|lora_ga|velora|runtime)_config|megatron_core|qalora_group_size"
 )
-"""Keys of adapter_config.json that are read, are in the tensors, or matter in training alone."""
+"""Keys of adapter_config.json that are read, follow from the tensors, or matter only in training."""
 
 
 @dataclass(frozen=True)
 class PublishedAdapter:
-    """An adapter's folder, of PEFT or of mlx-lm, read."""
+    """The contents of an adapter's folder, PEFT's or mlx-lm's."""
 
     path: Path
     config: Mapping[str, Any]
@@ -158,17 +157,20 @@ class PublishedAdapter:
     parts: Mapping[str, Mapping[str, NDArray]]
     """{module of the base: {"a", "b", "magnitude", ...: array}}"""
     replaced: Mapping[str, NDArray]
-    """Tensors in place of the base's, by name."""
+    """Tensors that replace the base's, by name."""
     of_mlx_lm: bool = False
-    """Whether modules have mlx-lm's names."""
+    """Written by mlx-lm; modules have its names."""
 
     @property
     def base(self) -> Path:
-        """The folder of the base: base_model_name_or_path as it is, beside the adapter, or a name on the Hub."""
+        """The base's folder: base_model_name_or_path as a path, a path in the adapter's folder, or a name on the Hub.
+
+        Raises `UserError` if it is none of these.
+        """
         name = self.config.get("base_model_name_or_path")
         if not name or not isinstance(name, str):
             key = "model" if self.of_mlx_lm else "base_model_name_or_path"
-            raise UserError(f"{self.path / PEFT_CONFIG}: {key} names no base; write its folder there")
+            raise UserError(f"{self.path / PEFT_CONFIG}: {key} names no base model; write its folder there")
         if (beside := self.path / name).is_dir() or Path(name).exists():
             return Path(name) if Path(name).exists() else beside
         revision = self.config.get("revision")
@@ -184,9 +186,9 @@ class PublishedAdapter:
         return found
 
     def applied(self, base: Published, family: Family) -> tuple[Published, str]:
-        """Return the base with the adapter's changes, and a note of what was changed.
+        """Merge the adapter into its base; returns the merged model, and a note that lists the changes.
 
-        Raises `UserError` with every tensor that the base doesn't have, or has in another shape.
+        Raises `UserError` with all tensors that are missing in the base or have another shape there.
         """
         tensors, left = (dict(base.tensors), dict[str, bool]()) if self.of_mlx_lm else self._apart(base, family)
         places = family.places(config_of(family, base.config, base.generation, base.config_file)).values()
@@ -220,10 +222,10 @@ class PublishedAdapter:
         return replace(base, tensors=tensors, config=self._with_head(base, family, tensors)), note
 
     def _apart(self, base: Published, family: Family) -> tuple[dict[str, Any], dict[str, bool]]:
-        """(the base's tensors, {changed tensor that isn't among them: whether its values are}).
+        """Untie embeddings as PEFT does: (the base's tensors, {changed tensor that no layer reads: is its value used}).
 
-        Of a tied embedding of which the adapter changes one module, each module has a tensor: PEFT unties them so,
-        without ensure_weight_tying. An embedding saved whole, not by modules_to_save, is all modules'.
+        If the adapter changes one of the modules that share an embedding, PEFT gives each module its own tensor, unless
+        ensure_weight_tying is set. An embedding saved whole, but not by modules_to_save, is for all modules.
         """
         tensors, left = dict(base.tensors), dict[str, bool]()
         names_saved = tuple(self.config.get("modules_to_save") or ())
@@ -237,7 +239,7 @@ class PublishedAdapter:
                 continue
             if len(changed) > 1 and any(ROWS in self.parts.get(name.removesuffix(".weight"), ()) for name in changed):
                 modules = first_of(sorted(changed), ", ")
-                raise UserError(f"{self.path}: trainable_token_indices: rows of each of {modules}: merge it with PEFT")
+                raise UserError(f"{self.path}: trainable_token_indices changes rows of {modules}: merge it with PEFT")
             whole = [name for name in changed if name in self.replaced.keys() - saved]
             tied = self.replaced[whole[0]] if whole else tensors[present[0]]
             for name in present:
@@ -246,19 +248,19 @@ class PublishedAdapter:
                 tensors[changed[0]] = self.replaced.get(changed[0], tied)
             else:
                 tensors |= dict.fromkeys(group, tied)
-                if len(group) > 2:  # of an encoder-decoder model no layer reads what all share
+                if len(group) > 2:  # in an encoder-decoder model no layer reads the shared tensor itself
                     del tensors[group[0]]
                     left |= {name: name in whole for name in changed if self._name(name, {group[0]: tied}, family)}
         return tensors, left
 
     def _keeps_tied(self, name: str) -> bool:
-        """Whether a change of one module is a change of all that are tied to it."""
+        """Whether a change of this module changes all modules tied to it."""
         module = name.removesuffix(".weight")
         ensured = self.config.get("ensure_weight_tying") and module.endswith(("embed_tokens", "lm_head"))
         return bool(ensured) or ROWS in self.parts.get(module, ())
 
     def _changed(self, module: str, parts: Mapping[str, NDArray], weight: Any, transposed: bool) -> NDArray:
-        """The weight with the adapter's change, computed in float64 and rounded once."""
+        """Merge the module's change into its weight, in float64 and rounded once."""
         weight = np.array(weight)
         if ROWS in parts:
             ids = self._tokens(module)
@@ -277,7 +279,7 @@ class PublishedAdapter:
         return changed.T if turned else changed
 
     def _tokens(self, module: str) -> list[int]:
-        """The ids of the tokens whose rows the adapter has."""
+        """Ids of the embedding's rows in the adapter, in its order."""
         ids: Any = self.config.get("trainable_token_indices") or ()
         return next((ids[key] for key in ids if module.endswith(key)), []) if isinstance(ids, dict) else list(ids)
 
@@ -288,9 +290,9 @@ class PublishedAdapter:
         return alpha / (rank**0.5 if self.config.get("use_rslora") else rank)
 
     def as_ours(self, family: Family, config: TransformerConfig, base: str) -> Adapter:
-        """The same adapter for a checkpoint of weights of SHA-256 `base`.
+        """Convert to an adapter of ours. base: SHA-256 of the base checkpoint's weights.
 
-        Raises `UserError` unless it changes linear maps of the layers alone.
+        Raises `UserError` if it changes anything but linear maps of the layers.
         """
         rank = max((len(parts["a"]) for parts in self.parts.values() if "a" in parts), default=1)
         factor = next((self._scale(module, len(p["a"])) for module, p in self.parts.items() if "a" in p), 1.0)
@@ -308,7 +310,7 @@ class PublishedAdapter:
                 arrays[f"{path}.{MAGNITUDE}"] = parts["magnitude"].reshape(-1)[rows]
         if left or channel_order(family, config) is not None:
             which = first_of(sorted(left), ", ") or "channels in another order"
-            raise UserError(f"{self.path}: {which}: can't be kept beside integers; merge it without --keep-adapter")
+            raise UserError(f"{self.path}: can't keep {which} beside integers; merge it without --keep-adapter")
         kind = "dora" if self.config.get("use_dora") else "lora"
         targets = tuple(name.removesuffix(f".{A}") for name in arrays if name.endswith(f".{A}"))
         settings = AdapterConfig(kind=kind, rank=rank, alpha=factor * rank, base=base, targets=targets)
@@ -316,25 +318,28 @@ class PublishedAdapter:
 
     @staticmethod
     def _name(name: str, tensors: Mapping[str, Any], family: Family) -> str | None:
-        """The tensor's name in the base's file, which may have the family's prefix or not."""
+        """The name in the base's file, with or without the family's prefix; None if it has no such tensor."""
         names = (name, name.removeprefix(family.prefix), family.prefix + name)
         return next((each for each in names if each in tensors), None)
 
     @staticmethod
     def _tables(base: Published, family: Family) -> list[tuple[list[str], At]]:
-        """The embeddings and the classifier of a vocabulary."""
+        """Places of the embeddings and of the vocabulary's classifier."""
         places = family.places(config_of(family, base.config, base.generation, base.config_file))
         return [places[ours] for ours in EMBEDDINGS if ours in places]
 
     def _with_head(self, base: Published, family: Family, tensors: dict[str, Any]) -> dict[str, Any]:
-        """config.json of the base as the model that the adapter was trained in: PEFT names a task, not a head, and no
-        size of the vocabulary, of which `tensors` has that of the classifier's bias."""
+        """config.json of the model that the adapter was trained in.
+
+        PEFT stores neither the head nor the size of the vocabulary: they follow from the task and the tensors. Pads the
+        classifier's bias in `tensors` to a larger vocabulary.
+        """
         config: dict[str, Any] = dict(base.config)
         tables = [name for names, _ in self._tables(base, family) for name in names]
         saved = (array for name, array in self.replaced.items() if self._name(name, dict.fromkeys(tables), family))
         if (table := next(saved, None)) is not None and not self.of_mlx_lm:
             config |= {key: len(table) for key in ("vocab_size", "decoder_vocab_size") if key in config}
-            if (bias := tensors.get(BIAS)) is not None:  # transformers gives new tokens none
+            if (bias := tensors.get(BIAS)) is not None:  # as in transformers, new tokens have a bias of 0
                 tensors[BIAS] = np.pad(np.asarray(bias), ((0, 0), (0, max(0, len(table) - bias.shape[-1]))))
         end = HEADS.get(str(self.config.get("task_type")))
         classes = config.get("architectures") or [""]
@@ -350,7 +355,7 @@ class PublishedAdapter:
 def read_peft(path: Path) -> PublishedAdapter | None:
     """Read the adapter of PEFT or mlx-lm in a folder; None if it holds none.
 
-    Raises `UserError` for damage, and for adapters of other kinds than LoRA, rsLoRA and DoRA.
+    Raises `UserError` if it is damaged, or neither LoRA, rsLoRA nor DoRA.
     """
     if Place.of(path).what != "a published adapter":
         return None
@@ -358,12 +363,12 @@ def read_peft(path: Path) -> PublishedAdapter | None:
         return PublishedAdapter(path, *read_mlx_adapter(path), of_mlx_lm=True)
     config = read_object(path / PEFT_CONFIG)
     kind = config.get("peft_type")
-    problems = [] if kind == "LORA" else [f"peft_type {kind!r:.40}: LORA can be read (LoRA, rsLoRA, DoRA)"]
+    problems = [] if kind == "LORA" else [f"peft_type {kind!r:.40}; supported: LORA (LoRA, rsLoRA, DoRA)"]
     start = str(config.get("init_lora_weights", True)).lower()
     if start.startswith(CHANGED_BASE):
-        problems.append(f"init_lora_weights {start!r:.40} changed the base too: merge it with PEFT")
+        problems.append(f"init_lora_weights {start!r:.40} changed the base, too: merge it with PEFT")
     problems += [
-        f"{key}={value!r:.40} is none of what can be read: merge it with PEFT (merge_and_unload)"
+        f"{key}={value!r:.40} is not supported: merge it with PEFT (merge_and_unload)"
         for key, value in config.items()
         if value and not KNOWN.fullmatch(key)
     ]
@@ -374,7 +379,7 @@ def read_peft(path: Path) -> PublishedAdapter | None:
     try:
         list(map(re.compile, patterns))
     except (re.error, TypeError):
-        problems.append(f"alpha_pattern {patterns!r:.60}: its keys are no regular expressions")
+        problems.append(f"alpha_pattern {patterns!r:.60}: a key is no regular expression")
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
         problems.append(f"modules_to_save={saved!r:.40} is no list of names")
@@ -390,7 +395,7 @@ def read_peft(path: Path) -> PublishedAdapter | None:
         if end is not None:
             parts.setdefault(own.removesuffix(f".{end}"), {})[PARTS[end]] = np.asarray(tensor, np.float32)
         elif ".lora_" in own:
-            problems.append(f"{own} is of no kind that can be read")
+            problems.append(f"{own} is an unsupported tensor")
         else:
             replaced[own.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = np.asarray(tensor)
     for module, arrays in parts.items():
@@ -402,13 +407,16 @@ def read_peft(path: Path) -> PublishedAdapter | None:
 
 
 Change = tuple[NDArray, NDArray, NDArray | None]
-"""A (R, D), B (O, R) and for DoRA the magnitudes (O,) of one of a family's matrices."""
+"""Change of a matrix: A (R, D), B (O, R), and DoRA's magnitudes (O,) or None."""
 
 
 def changes_of_modules(
     adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any]
 ) -> dict[str, Change]:
-    """{module of the family: its change} of an adapter of ours; all have its factor. weights: the base's."""
+    """Convert an adapter of ours to changes of a family's matrices: {module: change}, still to be scaled by its factor.
+
+    weights: the base's, in our names.
+    """
     usual, of_ours = adapter.config.rank, dict(adapter.arrays)
     if (order := channel_order(family, config)) is not None:
         for name, array in of_ours.items():
@@ -427,7 +435,7 @@ def changes_of_modules(
         for column, (first, delta) in enumerate(deltas.items()):
             b[first : first + len(delta.b), usual * column : usual * (column + 1)] = delta.b
         magnitude = None
-        if adapter.config.kind == "dora":  # a part without a change keeps the norms of its rows
+        if adapter.config.kind == "dora":  # an unchanged part keeps the norms of its rows
             magnitudes = [
                 np.linalg.norm(np.asarray(weights[ours], np.float64), axis=1) if m is None else m
                 for i, ours in sorted(parts.items())
@@ -441,9 +449,9 @@ def changes_of_modules(
 def peft_files(
     adapter: Adapter, family: Family, config: TransformerConfig, weights: Mapping[str, Any], rank_stabilized: bool
 ) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """adapter_config.json, without the base's name, and the tensors of an adapter of ours in PEFT's format.
+    """Convert an adapter of ours to PEFT's format: adapter_config.json without the base's name, and the tensors.
 
-    weights: those of the base. rank_stabilized: as rsLoRA, whose factor is alpha / sqrt(R).
+    weights: the base's. rank_stabilized: write rsLoRA, whose factor is alpha / sqrt(R).
     """
     usual, changes = adapter.config.rank, changes_of_modules(adapter, family, config, weights)
     tensors = {

@@ -154,7 +154,7 @@ def _bart(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) ->
 def _byte_level(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> str:
     vocabulary = _vocabulary(path / VOCABULARY, config.vocab_size)
     if len(set(vocabulary.values())) < len(vocabulary):
-        raise UserError(f"{path / VOCABULARY}: has two tokens of one id")
+        raise UserError(f"{path / VOCABULARY}: has two tokens with the same id")
     roles = {"pad": vocabulary.get("<pad>", -1), "bos": config.bos_id}
     space = settings.get("add_prefix_space") is True
     return byte_level_json(vocabulary, read_text(path / MERGES), roles, space)

@@ -1,7 +1,7 @@
-"""Write a checkpoint as a GGUF file for llama.cpp: floats, or rounded to Q8_0 or Q4_0 as llama.cpp rounds.
+"""Write a checkpoint as a GGUF file for llama.cpp: floats, or quantised to Q8_0 or Q4_0 with llama.cpp's rounding.
 
-The file's config is read back by `gguf.py` and compared. So models that llama.cpp can't express are refused without a
-list of them.
+`gguf.py` reads the written file back, and its config is compared with the checkpoint's. This refuses any model that
+GGUF can't express, without a list of unsupported options.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .table import FAMILIES, family_of
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7, "bf16": 32}
 """{type of matrices: general.file_type}"""
 TABLES = ("llama3", "divisors")
-"""Kinds of rotary frequencies that a file stores as a table."""
+"""Kinds of rotary scaling that GGUF stores as a table of divisors."""
 ALIASES = {"mistral": "llama"}
-"""{model_type: architecture that its files name}"""
+"""{model_type: architecture in GGUF}"""
 BLOCK = 32
+"""Weights of a row that share a scale."""
 ENDS = ("eot", "eom")
-"""Roles of further tokens that end a text."""
-
+"""Roles of end tokens after the first."""
 
 GGUF = Kind("GGUF file", begins_as_gguf)
 
@@ -50,22 +50,22 @@ GGUF = Kind("GGUF file", begins_as_gguf)
 def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool = False) -> list[str]:
     """Write a checkpoint (or a run's folder) as a GGUF file; return notes on differences from the checkpoint.
 
-    type: the matrices' type: f32, f16, bf16, q8_0 or q4_0. Norms and biases are float32. With q8_0 and q4_0, matrices
-    whose width isn't a multiple of 32 are float16. force: replace an earlier GGUF file. Raises `UserError` with the
-    reasons if llama.cpp has no such model.
+    type: of matrices: f32, f16, bf16, q8_0 or q4_0; norms and biases are float32. With q8_0 and q4_0, matrices whose
+    width isn't a multiple of 32 become float16. force: replace an earlier GGUF file. Raises `UserError` with the
+    reasons if GGUF can't express the model.
     """
     if type not in TYPES:
         raise UserError("{type}: choose one of {}", ", ".join(TYPES), type=repr(type)[:40])
     output = claim(out, GGUF, force, resolve(checkpoint))
     if output.path.suffix != SUFFIX:
-        raise UserError(f"{output.path}: name it {output.path.name}{SUFFIX}, by which programs know such files")
+        raise UserError(f"{output.path}: name it {output.path.name}{SUFFIX}; programs know GGUF files by their suffix")
     opened = open_checkpoint(checkpoint)
     family = family_of(opened.config)
     kind = ALIASES.get(family.model_type, family.model_type)
     name = next((name for name, each in ARCHITECTURES.items() if each.model_type == kind), None)
     if name is None:
         known = ", ".join(sorted(each.model_type for each in ARCHITECTURES.values()))
-        raise UserError(f"{opened.folder}: is of family {family.name}, and llama.cpp's are written of {known}")
+        raise UserError(f"{opened.folder}: can't be written as GGUF: its family is {family.name}; supported: {known}")
     architecture, ours = ARCHITECTURES[name], opened.config
     ours, divisors = (ours, None) if ours.rotary_scaling.get("kind") not in TABLES else _divided(ours)
     config, tensors = exported(as_in_gguf(family), ours, opened.unread().items(), opened.folder)
@@ -79,10 +79,10 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
     notes += left
     if opened.quantization:
         again = "" if type == "f32" else ", rounded again"
-        notes.append(f"{len(opened.quantization)} matrices of integers became {type}{again}")
+        notes.append(f"{len(opened.quantization)} quantised matrices became {type}{again}")
     arrays, narrow = _tensors(tensors, config, architecture, type)
     notes += (
-        [f"{len(narrow)} matrices are float16, as their rows are no blocks of {BLOCK}: {narrow[0]}"] if narrow else []
+        [f"{len(narrow)} matrices are float16, as {BLOCK} doesn't divide their width: {narrow[0]}"] if narrow else []
     )
     arrays |= {} if divisors is None else {FREQUENCIES: (np.array(divisors, np.float32), "F32")}
     with replace_files(output) as temporary:
@@ -93,8 +93,8 @@ def to_gguf(checkpoint: str | Path, out: Target, type: str = "f32", force: bool 
 
 
 def _divided(config: TransformerConfig) -> tuple[TransformerConfig, list[float]]:
-    """Return (the config with the usual frequencies, the divisors that make them the model's own), in float32 as
-    computed by llama.cpp's converter."""
+    """(the config without rotary scaling, divisors of its frequencies), rounded to float32 as in llama.cpp's
+    converter."""
     scaling, plain = config.rotary_scaling, dataclasses.replace(config, rotary_scaling=Table())
     if scaling["kind"] == "divisors":
         return plain, list(scaling["divisors"])
@@ -103,7 +103,7 @@ def _divided(config: TransformerConfig) -> tuple[TransformerConfig, list[float]]
 
 
 def _keys(config: Mapping[str, Any], ours: TransformerConfig, architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture's keys, from those of config.json."""
+    """The architecture's keys in GGUF. config: the contents of config.json."""
     names = {**SIZE_KEYS, **architecture.keys}
     if architecture.layers == LAYERS:
         names |= {"attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
@@ -121,7 +121,7 @@ def _keys(config: Mapping[str, Any], ours: TransformerConfig, architecture: Arch
 
 
 def _scaling_keys(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of scaled frequencies that llama.cpp has; `_check` finds differences."""
+    """Keys of linear and YaRN scaling; `_check` refuses others."""
     kind = scaling.get("kind")
     if kind not in ("linear", "yarn"):
         return {}
@@ -135,7 +135,7 @@ def _scaling_keys(scaling: Mapping[str, Any]) -> dict[str, Any]:
 def _tensors(
     tensors: Mapping[str, Any], config: Mapping[str, Any], architecture: Architecture, type: str
 ) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """Return ({name: (numbers, type)}, matrices that are float16 as they don't fit blocks)."""
+    """({name: (numbers, type)}, names of the matrices that are float16 because `BLOCK` doesn't divide their width)"""
     middle = {theirs: ours for ours, theirs in {**LAYER, **architecture.layer}.items()}
     outer = {theirs: ours for ours, theirs in architecture.names.items()}
     heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads")}
@@ -165,17 +165,17 @@ def _text(opened: Checkpoint) -> tuple[dict[str, Any], list[str]]:
 
 
 def _generation(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Return (keys of chat templates and further end tokens, notes on settings that GGUF has no keys for)."""
+    """(keys of chat templates and of further end tokens, notes on settings without a key in GGUF)"""
     templates, ends = settings.get(CHAT_TEMPLATES, {}), settings.get("end_ids", ())
     pairs = {TEMPLATE if name == DEFAULT else f"{TEMPLATE}.{name}": text for name, text in templates.items()}
     pairs |= {f"{TEXT_KEYS}.{role}_token_id": id for role, id in zip(ENDS, ends, strict=False)}
     left = sorted(settings.keys() - {CHAT_TEMPLATES, SPECIAL_TOKENS, "end_ids"})
     left += [f"end_ids {[*ends[len(ENDS) :]]}"] if len(ends) > len(ENDS) else []
-    return pairs, [f"left behind of how it generates: {first_of(left, ', ')}"] if left else []
+    return pairs, [f"generation settings that GGUF can't store: {first_of(left, ', ')}"] if left else []
 
 
 def _check(file: Path, family: Family, opened: Checkpoint, divisors: list[float] | None) -> None:
-    """Raise `UserError` if the file describes another model than the checkpoint; its numbers are float32."""
+    """Raise `UserError` if the file's config differs from the checkpoint's; floats are compared as float32."""
     found = read_gguf_model(file)
     back = config_of(as_in_gguf(family, found.fields), with_first_end(found.published).config, {}, file)
     ours = opened.config
@@ -183,10 +183,10 @@ def _check(file: Path, family: Family, opened: Checkpoint, divisors: list[float]
         ours = dataclasses.replace(ours, rotary_scaling=Table({"kind": "divisors", "divisors": divisors}))
     here, there = vars(ours), vars(back)
     changed = [
-        f"{n}={here[n]!r}, there {there[n]!r}" for n in here if n not in TRAINING and not _same(here[n], there[n])
+        f"{n}={here[n]!r} becomes {there[n]!r}" for n in here if n not in TRAINING and not _same(here[n], there[n])
     ]
     if changed:
-        raise UserError(f"{opened.folder}: llama.cpp's files say no such model: {first_of(changed)}")
+        raise UserError(f"{opened.folder}: GGUF can't express {first_of(changed)}")
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -49,7 +49,7 @@ def log_probabilities(
     """
     config = model.config
     if not config.has_decoder:
-        raise UserError("an encoder alone generates nothing, so its outputs have no probability")
+        raise UserError("an encoder-only model generates nothing, so its outputs have no probability")
     if len(ids) != len(targets):
         raise UserError(f"{len(ids)} inputs but {len(targets)} targets: they must be equally many")
     sources = Sources.of(config, ids=ids)

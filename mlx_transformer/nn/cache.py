@@ -4,11 +4,11 @@ Shapes: R rows (sentences x beams), B sentences, K key-value heads, H heads, L n
 
 Self-attention keys and values live in buffers with spare room. A step writes its slice in place and reads a view of the
 used part; MLX updates a buffer in place if nothing else refers to it. Buffers double up to CHUNK positions, then grow
-by CHUNK. A layer with a window holds its last positions only: the window and less than 2 CHUNKs more. Keys and values
+by CHUNK. A layer with a window holds only its last positions: the window and less than 2 CHUNKs more. Keys and values
 of the encoder's output are computed once and made contiguous for the GPU kernels.
 
-By choice self-attention's keys and values are rounded to integers of 4 or 8 bits as they come, with a scale and a bias
-for every 32 or 64 numbers: a quarter or half of the memory of 16 bits, and the products read the integers as they are.
+Optionally, self-attention's keys and values are quantised to 4 or 8 bits when they are stored, with a scale and a bias
+for every 32 or 64 numbers: about a quarter or half of the memory of 16 bits. The products read the integers directly.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Integers:
 
 
 def product(x: mx.array, y: mx.array | Integers) -> mx.array:
-    """x @ y"""
+    """x @ y; y may be quantised."""
     if not isinstance(y, Integers):
         return x @ y
     group = group_of(y.shape[-2 if y.transposed else -1])
@@ -64,7 +64,7 @@ def product(x: mx.array, y: mx.array | Integers) -> mx.array:
 
 
 def group_of(width: int) -> int:
-    """Numbers of a head that share a scale."""
+    """Numbers that share a scale, for heads of this width: 64 or 32."""
     return 64 if width % 64 == 0 else 32
 
 
@@ -78,8 +78,7 @@ def room_for(length: int) -> int:
 class LayerCache:
     """Self-attention keys and values of a layer.
 
-    window: how many positions its queries see; None: all. bits: of the integers that they are rounded to; None: they
-    stay as they are.
+    window: how many positions a query sees; None: all. bits: quantise to integers of 4 or 8 bits; None: don't.
     """
 
     def __init__(self, window: int | None = None, bits: int | None = None) -> None:
@@ -87,12 +86,12 @@ class LayerCache:
         self.used = 0
         """Positions in the buffers."""
         self.dropped = 0
-        """Earlier positions, which no later query sees."""
+        """Number of earlier positions that were dropped, as no later query sees them."""
         self.buffers: list[mx.array] = []
         """Keys and values (R, K, capacity, d); with `bits` the three arrays of each."""
 
     def extend(self, k: mx.array, v: mx.array) -> tuple[mx.array | Integers, mx.array | Integers]:
-        """Append keys and values (R, K, L, d); return all held, (R, K, used, d)."""
+        """Append keys and values (R, K, L, d); return those of all positions held, (R, K, used, d)."""
         self._drop()
         start, end = self.used, self.used + k.shape[2]
         new = [*self._stored(k), *self._stored(v)]
@@ -112,7 +111,7 @@ class LayerCache:
         return [x] if self.bits is None else mx.quantize(x, group_size=group_of(x.shape[-1]), bits=self.bits)
 
     def take_back(self, count: int) -> None:
-        """Forget the last `count` positions; later ones are written over them."""
+        """Forget the last `count` positions; the next step overwrites them."""
         self.used -= count
 
     def take(self, rows: mx.array) -> None:
@@ -121,7 +120,7 @@ class LayerCache:
         self.buffers = [mx.take(x[:, :, :part, :], rows, axis=0) for x in self.buffers]
 
     def has(self, length: int) -> bool:
-        """Whether a query behind the first `length` positions finds its window."""
+        """Whether the window of a query after the first `length` positions is still held."""
         return not self.dropped or self.dropped <= length - (self.window or 0) + 1
 
     def part(self, rows: slice, first: int, end: int) -> LayerCache:
@@ -133,14 +132,16 @@ class LayerCache:
         return part
 
     def join(self, other: LayerCache, length: int) -> None:
-        """Append rows. Both are padded on the left to `length` positions, or to as many as one of them holds."""
+        """Append the rows of `other`. Both are padded on the left: to `length` positions, or, if positions were
+        dropped, to as many as the longer holds."""
         held = length if not (self.dropped or other.dropped) else max(self.used, other.used)
         own, others = ([_padded(x[:, :, : c.used], held - c.used, held) for x in c.buffers] for c in (self, other))
         self.buffers = [mx.concatenate([*pair], axis=0) for pair in zip(own, others, strict=True)]
         self.used, self.dropped = held, length - held
 
     def _drop(self) -> None:
-        """Give up positions outside the window once there are 2 CHUNKs of them; one CHUNK stays, to be taken back."""
+        """Drop positions outside the window once there are 2 CHUNKs of them; one CHUNK stays, so that `take_back` can
+        go back so far."""
         if self.window is None or self.used < self.window + 2 * CHUNK:
             return
         kept = self.window + CHUNK
@@ -189,7 +190,7 @@ class Cache:
         return mx.contiguous(mx.broadcast_to(mask, (mask.shape[0], heads, length, total)))  # (R, H, L, total)
 
     def take_back(self, count: int) -> None:
-        """Forget the last `count` positions of all rows. An SSRU's state can't."""
+        """Forget the last `count` positions of all rows. Not for SSRUs, whose state can't go back."""
         for layer in self.layers:
             cast(LayerCache, layer).take_back(count)
         self.offset -= count
@@ -230,13 +231,13 @@ class Cache:
         self.offset = length
 
     def part(self, row: int, length: int, of: int) -> Cache | None:
-        """Copy the first `length` of a row's `of` positions; None if layers no longer have their windows."""
+        """Copy the first `length` of a row's `of` positions; None if a layer has dropped positions of its window."""
         first = self.offset - of
         if not all(layer.has(first + length) for layer in self._attended):
             return None
         part = Cache([layer.part(slice(row, row + 1), first, first + length) for layer in self._attended])
         part.offset = length
-        mx.eval(part.arrays())  # else it would hold the whole batch
+        mx.eval(part.arrays())  # a lazy copy would keep the whole batch in memory
         return part
 
     def shrink(self, lengths: Sequence[int]) -> None:
@@ -270,14 +271,14 @@ def empty_layers(config: TransformerConfig, bits: int | None = None) -> list[Lay
 
 
 def check_cache(config: TransformerConfig, bits: int, where: str) -> None:
-    """Raise `UserError` if a model's keys and values can't be kept as integers of so many bits."""
+    """Raise `UserError` if a model's keys and values can't be quantised to `bits` bits. where: the model's name."""
     if bits not in CACHE_BITS:
         raise UserError("{}: choose 4 or 8", Name("cache_bits", str(bits)))
     if not config.has_decoder or config.recurrent:
-        raise UserError("{}: has no cached keys and values for {}", where, Name("cache_bits"))
+        raise UserError("{}: caches no keys and values: leave out {}", where, Name("cache_bits"))
     widths = {width for layer in config.layers("decoder") for width in (layer.d_k, layer.d_v)}
     if odd := sorted(width for width in widths if width % 32):
-        raise UserError("{}: its heads have {} numbers; {} needs a multiple of 32", where, odd[0], Name("cache_bits"))
+        raise UserError("{}: its heads are {} wide; {} needs a multiple of 32", where, odd[0], Name("cache_bits"))
 
 
 @lru_cache(maxsize=64)
@@ -288,7 +289,7 @@ def mask_heads(config: TransformerConfig) -> int:
 
 
 def _padded(x: mx.array, left: int, length: int) -> mx.array:
-    """Put `left` positions before x (R, K, L, d), and room behind it, as a buffer of `length` positions has."""
+    """Make a buffer for `length` positions from x (R, K, L, d), with `left` positions of zeros before it."""
     return mx.pad(x, [(0, 0), (0, 0), (left, room_for(length) - left - x.shape[2]), (0, 0)])
 
 

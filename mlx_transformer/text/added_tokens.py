@@ -1,11 +1,12 @@
 """Tokens that a model's maker added to its vocabulary, such as "[E1]", "{NAME}" or "<extra_id_0>".
 
-Each is one id wherever it stands in a text, and comes out again in decoded text unless it is special. Tokens with a
-role (padding, start, end, unknown, a language) are text when somebody types them: nobody steers a model by a text.
+An added token is a single id wherever it stands in a text. Decoded text has it too, unless it is special. Tokens with
+a role (padding, start, end, unknown, a language) are split like any text if somebody types them: a text must not steer
+the model.
 
-A tokenizer.json of ours says so in words that its library understands: an entry of `added_tokens` with `special` off
-is found in text, one with `special` on isn't, as `encode_special_tokens` (in transformers `split_special_tokens`) is
-on. Which of the former their maker called special is kept beside the roles (`published_ids.ROLES`), as "silent".
+So our tokenizer.json has `special: false` for added tokens and `special: true` for roles, and is read with
+`encode_special_tokens` (in transformers `split_special_tokens`). The ids of added tokens that their maker called
+special are stored beside the roles (`published_ids.ROLES`), under "silent".
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ import tokenizers
 
 ROLES = "mlx_transformer"
 SYNTAX, ESCAPED = re.compile(r"[][^$.*+?(){}|/\\]"), r"\\\g<0>"
-"""Characters of regular expressions, in Rust and in JavaScript, and what stands for each."""
+"""Characters with a meaning in regular expressions of Rust or JavaScript, and the replacement that escapes them."""
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 WORDS_FIRST = {"type": "WhitespaceSplit"}
 SILENT, WHOLE, CUT, NORMALIZED = "silent", "whole", "cut", "normalized"
-"""Roles: ids of added tokens that are left out of decoded text; of a vocabulary of pieces, ids of all added tokens
-that are found in text before it is cut, of those among them that other text is cut into, too, and of those that their
-maker called normalised where they are looked for in text as it was typed."""
+"""Keys beside the roles, each with a list of ids of added tokens; the last three for SentencePiece vocabularies.
+
+silent       left out of decoded text
+whole        looked for before text is split into pieces
+cut          of `whole`: also pieces, which text may be split into
+normalized   of `whole`: called normalised by their maker, but looked for in text as it was typed
+"""
 
 
 class AddedToken(NamedTuple):
@@ -42,7 +47,7 @@ class AddedToken(NamedTuple):
     rstrip: bool = False
     """Takes the white space behind it."""
     single_word: bool = False
-    """Found as a word by itself only."""
+    """Found only where no letter, digit or "_" is beside it."""
 
     @classmethod
     def read(cls, entry: Any, id: Any) -> AddedToken | None:
@@ -54,14 +59,14 @@ class AddedToken(NamedTuple):
         return cls(id, content, **{flag: entry.get(flag) is True for flag in FLAGS})
 
     def entry(self, special: bool) -> dict[str, Any]:
-        """Return the entry of a tokenizer.json."""
+        """The token's entry in a tokenizer.json."""
         return {"id": self.id, "content": self.content} | {
             flag: getattr(self, flag) if flag != "special" else special for flag in FLAGS
         }
 
 
 def added_tokens(specification: Mapping[str, Any]) -> list[AddedToken]:
-    """Return the added tokens of a parsed tokenizer.json, by id; entries that are no token are left out."""
+    """The added tokens of a parsed tokenizer.json, sorted by id. Damaged entries are skipped."""
     listed = specification.get("added_tokens")
     entries = listed if isinstance(listed, list) else []
     tokens = [AddedToken.read(entry, entry.get("id")) for entry in entries if isinstance(entry, Mapping)]
@@ -69,13 +74,13 @@ def added_tokens(specification: Mapping[str, Any]) -> list[AddedToken]:
 
 
 def filler(id: int) -> AddedToken:
-    """A token that no text has, for a row of the embedding without a name between named rows."""
+    """The placeholder "<unused ID>" for an id without a token; it is special, so that no text contains it."""
     return AddedToken(id, f"<unused {id}>", special=True)
 
 
 def mark_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the component that marks spaces, of a parsed tokenizer.json, alone or behind the one that takes words
-    apart; {} of one that has none."""
+    """The Metaspace component of a parsed tokenizer.json: its pre-tokenizer, or the second part of that after
+    WhitespaceSplit. {} if there is none."""
     before = specification.get("pre_tokenizer")
     if isinstance(before, dict) and before.get("type") == "Sequence":
         parts = before.get("pretokenizers")
@@ -84,12 +89,16 @@ def mark_of(specification: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def silent_pattern(contents: Iterable[str]) -> str:
-    """Return the regular expression of tokens that decoded text leaves out."""
+    """A regular expression that matches exactly these tokens.
+
+    >>> silent_pattern(["<a>", "<b>"])
+    '^(?:<a>|<b>)$'
+    """
     return f"^(?:{'|'.join(SYNTAX.sub(ESCAPED, content) for content in contents)})$"
 
 
 def silent_contents(specification: Mapping[str, Any]) -> list[str]:
-    """Return the spellings of the tokens that a parsed tokenizer.json of ours leaves out of decoded text."""
+    """The spellings of the tokens in "silent" in a parsed tokenizer.json of ours."""
     template = specification.get("post_processor")
     roles = template.get(ROLES) if isinstance(template, Mapping) else None
     silent = roles.get(SILENT) if isinstance(roles, Mapping) else None
@@ -98,8 +107,10 @@ def silent_contents(specification: Mapping[str, Any]) -> list[str]:
 
 
 def silencing(decoder: Mapping[str, Any], contents: Sequence[str]) -> dict[str, Any]:
-    """Return a decoder that leaves tokens out by itself: other programs leave out only what is called special. The
-    first text that is left then loses its space."""
+    """Put a step before a decoder that drops tokens: other programs drop only tokens with `special: true`.
+
+    The first remaining token then loses its leading space.
+    """
     parts = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
     if parts[-1]["type"] == "Metaspace":
         space = {"type": "Replace", "pattern": {"String": parts[-1]["replacement"]}, "content": " "}
@@ -110,7 +121,7 @@ def silencing(decoder: Mapping[str, Any], contents: Sequence[str]) -> dict[str, 
 
 
 def without_silencing(specification: Mapping[str, Any]) -> Any:
-    """Return the decoder of a parsed tokenizer.json before `silencing`."""
+    """The decoder of a parsed tokenizer.json with `silencing` undone."""
     decoder, contents = specification.get("decoder"), silent_contents(specification)
     parts = decoder.get("decoders") if isinstance(decoder, Mapping) else None
     if not contents or not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[0], Mapping):
@@ -126,7 +137,7 @@ def without_silencing(specification: Mapping[str, Any]) -> Any:
 
 
 class Part(NamedTuple):
-    """A piece of a text: a token, or what stands between tokens."""
+    """A part of a text: an added token, or the text between two of them, whose id is None."""
 
     id: int | None
     start: int
@@ -135,10 +146,10 @@ class Part(NamedTuple):
 
 
 class Splitter:
-    """Finds tokens in a text exactly as `tokenizers` does, which does the work."""
+    """Finds added tokens in a text, with the library `tokenizers`."""
 
     def __init__(self, tokens: Sequence[AddedToken], content: Callable[[str], str] = str) -> None:
-        """content: how a token is spelled in the text that it is looked for in."""
+        """content: maps a token to its spelling in the texts, e.g. the normalised spelling for normalised texts."""
         self.tokens = tokens
         spelled = {content(token.content): token for token in reversed(tokens)}
         spelled.pop("", None)
@@ -155,11 +166,11 @@ class Splitter:
         )
 
     def may_split(self, text: str) -> bool:
-        """Return whether the text holds the spelling of a token."""
+        """Whether the text contains the spelling of a token."""
         return self._maybe.search(text) is not None
 
     def parts(self, text: str) -> Iterable[Part]:
-        """Take a text apart, from its first character to its last."""
+        """Split a text into parts that cover it from its first character to its last."""
         if not text or not self.may_split(text):
             return [Part(None, 0, len(text), text)] if text else []
         encoding = self._backend.encode(text)
@@ -168,8 +179,11 @@ class Splitter:
 
 
 class PythonSplitter(Splitter):
-    """Finds tokens as the tokenizers of transformers that are written in Python do (`tokenize`): in the text as it was
-    typed, all at once. A token of `single_word` that has no space beside it becomes one text with what stands there."""
+    """Finds added tokens as the Python tokenizers of transformers do (`tokenize`).
+
+    All are looked for in the text as it was typed. A token of `single_word` without a space beside it is joined with
+    the neighbouring text.
+    """
 
     def __init__(self, tokens: Sequence[AddedToken]) -> None:
         self.tokens, self._by_content = tokens, {token.content: token for token in tokens}

@@ -44,23 +44,23 @@ WIDEST = 1000
 GROWING = {"*", "replace", "join", "indent"}
 """Operations whose result may be as large as the product of two arguments."""
 ROLES = ("system", "user", "assistant", "tool", "developer", "model", "function")
-"""A role that is nearly one of these is misspelt; templates know others, which are left to them."""
+"""A role with nearly such a spelling is a mistake; other roles are left to the template."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that programs use for a message's reasoning; each template reads a different name."""
 
 
 class ChatTemplates(NamedTuple):
-    """A model's templates."""
+    """A model's chat templates."""
 
     templates: Mapping[str, str]
     """{name: text}; a single template has the name "default"."""
     tokens: Mapping[str, str] = {}
-    """{name: spelling} of the tokens that templates read, e.g. {"bos_token": "<s>"}."""
+    """{variable in templates: token}, e.g. {"bos_token": "<s>"}."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all templates and their names. A template may hide instructions, so it is as much a part of the
-        model as the weights."""
+        """SHA-256 of all templates and their names. A template may hide instructions, so it belongs to the model as its
+        weights do."""
         texts = [self.templates[DEFAULT]] if [*self.templates] == [DEFAULT] else sorted(self.templates.items())
         return hashlib.sha256((texts[0] if isinstance(texts[0], str) else json.dumps(texts)).encode()).hexdigest()
 
@@ -85,11 +85,11 @@ class ChatOptions:
     documents: Sequence[Mapping[str, Any]] | None = None
     """Texts to answer from, as {"title": ..., "text": ...}."""
     date: str | None = None
-    """The date that templates write, e.g. 2026-01-31; unset: today's, so that prompts change from day to day."""
+    """The current date for templates, e.g. 2026-01-31; unset: today, so that prompts change from day to day."""
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Other variables of the template, e.g. {"enable_thinking": False}."""
     continued: bool = False
-    """Go on with the last message, in place of an answer to it."""
+    """Continue the last message instead of answering it."""
 
 
 def render(
@@ -104,7 +104,10 @@ def render(
 def prompt(
     chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
 ) -> list[int]:
-    """Return the prompt's ids, after which the model answers; the template adds any start token itself."""
+    """Render a conversation to the ids of a prompt, after which the model answers.
+
+    A start token comes only from the template. Raises `UserError` as `render` does, and for an empty prompt.
+    """
     mark = _unused(repr([messages, options]))
     protect = _marking(tokenizer.control_tokens, mark)
     text = _rendered(chat, messages, options, not options.continued, protect)
@@ -117,10 +120,10 @@ def prompt(
 def answers(
     chat: ChatTemplates, tokenizer: Tokenizer, messages: Messages, options: ChatOptions = ChatOptions()
 ) -> tuple[list[int], list[bool]]:
-    """Return (ids of a whole conversation, whether the assistant wrote each id, up to the end of its turn).
+    """Render a whole conversation for training: (ids, for each id whether the assistant wrote it).
 
-    Parts of an answer that the template changes once other turns follow don't count; e.g. Qwen3's drops earlier
-    reasoning."""
+    The end of the assistant's turn counts as written. Text that the template changes after later turns doesn't, e.g.
+    earlier reasoning, which Qwen3's template drops."""
     mark = _unused(repr([messages, options]))
     protect = _marking(tokenizer.control_tokens, mark)
 
@@ -139,7 +142,7 @@ def answers(
 
 
 def _common(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the length of two rows' common beginning."""
+    """Length of the common prefix."""
     return next((n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
 
 
@@ -151,7 +154,7 @@ def _rendered(
     protect: Callable[[str], str],
 ) -> str:
     if isinstance(messages, (str, Mapping)):
-        raise UserError(f'{messages!r:.60} is no list of messages: give [{{"role": "user", "content": "..."}}]')
+        raise UserError(f'{messages!r:.60} is not a list of messages: give [{{"role": "user", "content": "..."}}]')
     plain = [_without_none(message) for message in _plain(list(messages), protect)]
     source = chat.chosen(options.template, bool(options.tools))
     end = ""
@@ -175,7 +178,7 @@ def _rendered(
 
 
 def _open_ended(messages: list[Any], taken: Mapping[str, str]) -> tuple[list[Any], str]:
-    """Return (messages with a mark after the last message's text, the mark)."""
+    """(messages with a mark at the end of the last one's text, the mark)"""
     mark = f"{_unused(repr([messages, taken]))}end "
     last = dict(messages[-1]) if messages else {}
     content = last.get("content")
@@ -196,7 +199,7 @@ def _day(date: str | None) -> datetime:
 
 
 def _plain(value: Any, protect: Callable[[str], str]) -> Any:
-    """Copy a value, in JSON's types only and with `protect` applied to its strings."""
+    """Convert a value to JSON's types, with `protect` applied to its strings."""
     if isinstance(value, str):
         return protect(str.__str__(value))
     if value is None or isinstance(value, bool):
@@ -215,9 +218,9 @@ def _plain(value: Any, protect: Callable[[str], str]) -> Any:
 
 
 def _without_none(message: Any) -> dict[str, Any]:
-    """Drop a message's keys with None, and give its reasoning all of its names."""
+    """Drop a message's keys with None; store its reasoning under the names that templates read."""
     if not isinstance(message, dict):
-        raise UserError(f'{message!r:.60} is no message: give {{"role": "user", "content": "..."}}')
+        raise UserError(f'{message!r:.60} is not a message: give {{"role": "user", "content": "..."}}')
     known = {key: value for key, value in message.items() if value is not None}
     role = known.get("role")
     if role not in ROLES and isinstance(role, str) and (near := get_close_matches(role, ROLES, 1, 0.75)):
@@ -227,13 +230,15 @@ def _without_none(message: Any) -> dict[str, Any]:
 
 
 def _unused(text: str) -> str:
-    """Return a private-use character that neither the text nor its repr contains."""
+    """A private-use character that neither the text nor its repr contains."""
     return next(c for i in range(0xF0000, 0xFFFFD) if (c := chr(i)) not in text and repr(c)[1:-1] not in text)
 
 
 def _marking(tokens: Sequence[str], mark: str) -> Callable[[str], str]:
-    """Return a function that puts `mark` after the first character of each control token in a text, in any case of
-    letters. A token that is cut off at the text's end is marked too, as the next message might complete it."""
+    """Make a function that puts `mark` after the first character of each control token in a text, whatever its case.
+
+    A control token cut off at the end of the text is marked, too, as the next message might complete it.
+    """
     pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
     begun = {token[:n].lower() for token in tokens for n in range(1, len(token))}
     longest = max(map(len, begun), default=0)
@@ -248,7 +253,7 @@ def _marking(tokens: Sequence[str], mark: str) -> Callable[[str], str]:
 
 # The sandbox.
 class _Budget:
-    """The rest of a rendering's limits."""
+    """The steps and seconds that a rendering has left."""
 
     def __init__(self, now: datetime) -> None:
         self.now, self.steps, self.end = now, STEPS, time.monotonic() + SECONDS
@@ -256,7 +261,7 @@ class _Budget:
     def step(self) -> None:
         self.steps -= 1
         if self.steps < 0 or (self.steps % 256 == 0 and time.monotonic() > self.end):
-            raise UserError(f"the chat template takes over {SECONDS:.0f} seconds or {STEPS:,} steps: it doesn't end")
+            raise UserError(f"the chat template takes over {SECONDS:.0f} seconds or {STEPS:,} steps")
 
     @staticmethod
     def check(size: int) -> None:
@@ -284,7 +289,7 @@ def _run(source: str, values: Mapping[str, Any], now: datetime) -> str:
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the chat template refuses the conversation: {error_line(error)}") from None
     except (RecursionError, MemoryError):
-        raise UserError("the chat template nests too deep, or makes too much: it doesn't end") from None
+        raise UserError("the chat template nests too deeply or needs too much memory") from None
     finally:
         _budget.reset(token)
 
@@ -310,8 +315,8 @@ def _compiled(source: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    """Make the environment. It counts calls, filters, operators and loop turns, and checks operations before they make
-    a large string or list."""
+    """Make Jinja2's sandbox with limits: it counts calls, filters, operators and loop turns, and checks the size of
+    strings and lists before they are made."""
     jinja2 = _jinja()
     nodes, namespace = jinja2.nodes, jinja2.utils.Namespace
 
@@ -407,7 +412,7 @@ def _replace_joins(node: Any, nodes: Any) -> None:
 
 
 def _counted(name: str, one: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that counts as a step; Jinja's marks on the function stay."""
+    """Wrap a filter so that it counts as a step. `wraps` keeps the attributes by which Jinja2 passes its context."""
 
     @wraps(one)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -438,7 +443,7 @@ def _check_growth(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     elif name in ("%", "format", "format_map"):
         form = next((x for x in given if isinstance(x, str)), "")
         if re.search(r"\d{4}|\*", form) or len(form) > 1 << 14:
-            raise UserError(f"the chat template formats by {form!r:.40}, which may be of any width")
+            raise UserError(f"the chat template formats by {form!r:.40}, whose result may be too wide")
     elif name in GROWING:
         largest = sorted(sizes)[-2:]
         _Budget.check(max(largest) * min(largest) // 4)

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-    """Two texts as one row."""
+    """Two texts as a single row of tokens."""
 
     ids: list[int]
     token_types: list[int]
-    """The kind of each token, 0 or 1."""
+    """0 or 1 for each token, usually 0 in the first text and 1 in the second."""
 
 
 class Located(NamedTuple):
-    """A text's ids, and where its tokens stand in it."""
+    """A text's ids, and the place of each token in it."""
 
     ids: list[int]
     places: list[tuple[int, int] | None]
-    """First and last character + 1 of each token, from 0; None for special tokens."""
+    """(start, end) of each token, in characters; None for special tokens."""
 
     @classmethod
     def of(cls, encoding: tokenizers.Encoding) -> Located:
@@ -34,12 +34,12 @@ class Located(NamedTuple):
         return cls(encoding.ids, [None if a else place for a, place in zip(around, encoding.offsets, strict=True)])
 
     def cut(self, most: int) -> Located:
-        """Cut the text to `most` tokens, the end token included."""
+        """Truncate to `most` tokens and keep the end token."""
         return Located([*self.ids[: most - 1], self.ids[-1]], [*self.places[: most - 1], self.places[-1]])
 
     def windows(self, most: int) -> list[Window]:
-        """Cut the text into overlapping parts, each with the special tokens: rows of at most `most` tokens. Raises
-        `UserError` if the special tokens leave no room."""
+        """Split into overlapping rows of at most `most` tokens, each with the special tokens. Raises `UserError` if
+        these leave no room."""
         inside = [i for i, place in enumerate(self.places) if place is not None]
         before, end = (inside[0], inside[-1] + 1) if inside else (len(self.ids), len(self.ids))
         head, text, tail = self.ids[:before], self.ids[before:end], self.ids[end:]
@@ -56,21 +56,19 @@ class Located(NamedTuple):
         return windows
 
     def alone(self) -> Located:
-        """Return the text without special tokens."""
+        """The text without special tokens."""
         pairs = [(id, place) for id, place in zip(self.ids, self.places, strict=True) if place is not None]
         return Located([id for id, _ in pairs], [place for _, place in pairs])
 
 
 class Window(NamedTuple):
-    """A part of a text as one row, alone or behind another text."""
+    """A part of a text as a row, by itself or after another text: tokens `first` to `first + count - 1` of the text are
+    tokens `at` to `at + count - 1` of the row."""
 
     row: Pair
     at: int
-    """Where in the row the part begins."""
     first: int
-    """Its first token in its text."""
     count: int
-    """Tokens of the part."""
 
 
 OVERLAP = 128
@@ -78,19 +76,25 @@ OVERLAP = 128
 
 
 def _starts(count: int, size: int) -> range:
-    """Return the starts of overlapping parts of `size` tokens in a text of `count`."""
+    """Starts of overlapping parts of `size` tokens in a text of `count`.
+
+    >>> list(_starts(10, 4))
+    [0, 2, 4, 6]
+    """
     step = size - min(OVERLAP, size // 2)
     return range(0, max(1, count - size + step), step)
 
 
 class PairForm:
-    """A tokenizer.json's form of pairs: special tokens and token types. Raises `UserError` without such a form, or if
-    `max_length` leaves no room for text."""
+    """Joins two texts by a tokenizer.json's template for pairs, with special tokens and token types.
+
+    max_length: most tokens of a row. Raises `UserError` without a template, or if `max_length` leaves no room for text.
+    """
 
     def __init__(self, specification: Mapping[str, Any], max_length: int | None = None) -> None:
         template = specification.get("post_processor") or {}
         if template.get("type") != "TemplateProcessing":
-            raise UserError("the vocabulary has no form for pairs of texts")
+            raise UserError("the tokenizer has no template for pairs of texts")
         self._special = {name: token["ids"] for name, token in template["special_tokens"].items()}
         self._parts: Sequence[Mapping[str, Any]] = template["pair"]
         around = sum(len(self._special[part["SpecialToken"]["id"]]) for part in self._parts if "SpecialToken" in part)
@@ -99,7 +103,8 @@ class PairForm:
             raise UserError("{max_length}: {} tokens stand around two texts: give more", around, max_length=max_length)
 
     def row(self, first: list[int], second: list[int]) -> Pair:
-        """Join the ids of two texts. If they are too long, the end of the longer text is cut, then both."""
+        """Join the ids of two texts. Too long texts are truncated at the end: the longer text to the other's length,
+        then both."""
         texts = dict(zip("AB", self._fitting(first, second), strict=True))
         pair = Pair([], [])
         for part in self._parts:
@@ -111,13 +116,13 @@ class PairForm:
 
     @property
     def half(self) -> int:
-        """Most tokens of a first text that leave as much room for the second."""
+        """Half of the row's room for text, in tokens; at least 1."""
         assert self._room is not None
         return max(1, self._room // 2)
 
     def windows(self, first: list[int], second: list[int]) -> list[Window]:
-        """Join a text of at most `half` tokens with each overlapping part of a second text. Raises `UserError` if the
-        first leaves no room."""
+        """Join a first text, usually of at most `half` tokens, with each overlapping part of a second text. Raises
+        `UserError` if the first leaves no room."""
         assert self._room is not None
         size = self._room - len(first)
         if size < 1:
@@ -131,11 +136,11 @@ class PairForm:
 
     @property
     def before(self) -> int:
-        """Tokens before the first text."""
+        """Number of tokens before the first text."""
         return self._place_of("A", 0)
 
     def _place_of(self, text: str, first: int) -> int:
-        """Return where text A or B begins in a row whose first text has `first` tokens."""
+        """Place in a row where text A or B begins, after a first text of `first` tokens."""
         at = 0
         for part in self._parts:
             [(kind, entry)] = part.items()
@@ -145,7 +150,8 @@ class PairForm:
         return at
 
     def _fitting(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-        """Cut both texts to the room: half of it each, the odd token for the longer text."""
+        """Truncate texts to the room: half for each and the odd token for the longer, or all that a short text
+        leaves."""
         room = self._room
         if room is None or len(first) + len(second) <= room:
             return first, second

@@ -1,17 +1,23 @@
 """SentencePiece's files, read and written without its package: pieces, and the table of replacements.
 
-The table (`precompiled charsmap`) is applied as SentencePiece does it: at each place its longest string.
+The table (`precompiled_charsmap`) replaces strings before a text is split. As in SentencePiece, the longest match at
+each place counts. The Precompiled normalizer of `tokenizers` differs: it takes the shortest match, of at most five
+bytes, so that "e" with two combining marks loses the second, and decomposed Hangul and kana are not composed.
 
-The Precompiled normaliser of `tokenizers` reads the same table and takes the shortest, of at most five bytes: "e" with
-two marks loses the second one, and Hangul and kana that are written in parts stay in parts.
+    bytes          part of the table
+    4              size of the trie in bytes
+    size           the trie: 32-bit units (Yata et al. 2007, darts-clone)
+    the rest       the replacements, UTF-8, each ended by NUL
 
-The table: four bytes, the size of a trie; the trie, an array of 32-bit units (Yata et al. 2007, darts-clone); then the
-replacements, UTF-8, each ended by NUL. A unit has its letter in bits 0 to 7, bit 8 if a value hangs below it, and from
-bit 10 on the distance to its children (bit 9: times 256), which stand at that place XOR their letters. A value is the
-place of a replacement; bit 31 tells values from letters.
+    bits of a unit
+    0 to 7         the label: a byte of the key
+    8              it has a value
+    9              the offset counts 256-fold
+    10 to 30       offset: a child's place is this unit's place XOR the offset XOR the child's label
+    31             it is a value: bits 0 to 30 are the place of a replacement
 
-A model's file (`.spm`, `spiece.model`, `sentencepiece.bpe.model`) is one protobuf message, ModelProto of
-sentencepiece_model.proto. The fields that say which pieces a text has are read:
+A model's file (`.spm`, `spiece.model`, `sentencepiece.bpe.model`) is a protobuf message, ModelProto of
+sentencepiece_model.proto. Only fields that affect the pieces of a text are read:
 
     1 pieces       1 piece, 2 score, 3 type
     2 trainer      3 model type, 24 whitespace as suffix, 35 byte fallback, 40 to 43 ids of unk, bos, eos and pad
@@ -37,12 +43,12 @@ from mlx_transformer.system.files import read_bytes
 from mlx_transformer.system.protobuf import FLOAT, Value, field, fields, tag
 
 LONGEST_KEY, MOST_NODES = 64, 1 << 20
-"""Bytes and nodes, several times those of any published table: equal endings are stored once, so that a damaged trie
-may be endless."""
+"""Limits on a key's bytes and on visited nodes, several times those of published tables: a damaged trie may have a
+loop, as equal endings are stored once."""
 
 
 class Charsmap:
-    """A table that has been read. `table` is whole, as `is_whole` says."""
+    """A table of replacements. `table` must be whole (`is_whole`)."""
 
     def __init__(self, table: bytes) -> None:
         pairs = replacements(table)
@@ -55,17 +61,17 @@ class Charsmap:
         self._maybe = re.compile(f"[{''.join(seconds)}]" if seconds else r"(?!)")
 
     def normalized(self, text: str) -> str:
-        """Return the text with everything replaced that the table has."""
+        """Replace all matches in a text."""
         if not self._maybe.search(text, 1):
             return text.translate(self._single)
         return "".join(replacement for _, _, replacement in self._parts(text))
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        """For each character of the normalised text, which characters of the text it stands for: first and last + 1."""
+        """(start, end) in the text of each character of the normalised text."""
         return [(start, end) for start, end, replacement in self._parts(text) for _ in replacement]
 
     def _parts(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yield (start, end, what takes its place) from the text's first character to its last."""
+        """Yield (start, end, replacement) of parts that cover the text."""
         at = 0
         while at < len(text):
             length = min(self._longest.get(text[at], 1), len(text) - at)
@@ -78,12 +84,12 @@ class Charsmap:
 
 @lru_cache(maxsize=8)
 def read_charsmap(table: bytes) -> Charsmap:
-    """Read a table, once: most published tokenizers have the same one, of 200,000 replacements."""
+    """Read a table, with a cache: most published tokenizers share a table of 200,000 replacements."""
     return Charsmap(table)
 
 
 def is_whole(table: Any) -> bool:
-    """Return whether what a tokenizer.json has, in base64, holds all of a table."""
+    """Whether a value of a tokenizer.json is a complete table in base64."""
     try:
         data = base64.b64decode(table, validate=True)
         size = int.from_bytes(data[:4], "little")
@@ -94,8 +100,7 @@ def is_whole(table: Any) -> bool:
 
 
 def replacements(table: bytes) -> dict[str, str]:
-    """Return {string: what takes its place} of a whole table; of one that is damaged inside, those that can be
-    reached."""
+    """{string: replacement} of a complete table; if its trie is damaged, those that can be reached."""
     size = int.from_bytes(table[:4], "little")
     units = np.frombuffer(table, "<u4", size // 4, 4)
     ends = table[4 + size :]
@@ -114,7 +119,7 @@ def replacements(table: bytes) -> dict[str, str]:
             start = int(units[base] & 0x7FFFFFFF)
             end = ends.find(b"\0", start)
             texts[key.decode("utf-8", "replace")] = ends[start : end if end >= 0 else None].decode("utf-8", "replace")
-        # A child without a letter is NUL's only where it isn't the value.
+        # The child at `base` has label 0: it is the value, not the letter NUL.
         waiting += [(child, key + bytes([child ^ base])) for child in children.get(base, ()) if child != base]
     return texts
 
@@ -130,41 +135,40 @@ MODEL_TYPES = {UNIGRAM: "unigram", BPE: "BPE", 3: "word", 4: "char"}
 class Piece:
     text: str
     score: float
-    """float32: the logarithm of its probability, or of a BPE model the negative rank of its merge."""
+    """float32. Unigram: log-probability; BPE: minus the rank of its merge."""
     type: int = NORMAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePiece:
-    """A model; the id of a piece is its place."""
+    """A SentencePiece model; a piece's id is its index."""
 
     pieces: tuple[Piece, ...]
     model_type: int = UNIGRAM
     byte_fallback: bool = False
-    """Whether text that no piece has becomes pieces of its bytes."""
+    """Split characters without a piece into pieces of bytes."""
     charsmap: bytes = b""
-    """The normaliser's table: a trie of the strings that are replaced, and their replacements."""
+    """The table of replacements."""
     normalizer: str = ""
-    """Its name, such as nmt_nfkc."""
+    """The normalizer's name, e.g. nmt_nfkc."""
     dummy_prefix: bool = True
-    """A text begins with a space."""
+    """Put a space before a text."""
     remove_extra_whitespace: bool = True
-    """None at either end, and never two."""
+    """Remove spaces at both ends and repeated spaces."""
     special: tuple[int, int, int, int] = (0, 1, 2, -1)
     """Ids of unk, bos, eos and pad; -1: none."""
 
     def ids_of(self, type: int) -> list[int]:
-        """Return the ids of all pieces of a type."""
         return [id for id, piece in enumerate(self.pieces) if piece.type == type]
 
 
 def read_sentencepiece(path: str | Path) -> SentencePiece:
-    """Read a model's file. Raises `UserError` that names it for one that is damaged, or of a kind that isn't read."""
+    """Read a model's file. Raises `UserError` if it is damaged or of an unsupported kind."""
     return parse_sentencepiece(read_bytes(path), str(path))
 
 
 def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> SentencePiece:
-    """Return the model of a file's bytes; `UserError` as `read_sentencepiece`, with `origin` as its name."""
+    """Parse the bytes of a model's file, as `read_sentencepiece` does. origin: the file's name in errors."""
     try:
         pieces, trainer, normalizer = [], {}, {}
         for number, value in fields(data):
@@ -193,13 +197,13 @@ def parse_sentencepiece(data: bytes, origin: str = "SentencePiece model") -> Sen
     problems += ["it puts the space behind each word (treat_whitespace_as_suffix)"] if suffix else []
     problems += ["it leaves spaces as they are (escape_whitespaces is off)"] if not escaped else []
     if problems:
-        raise UserError(f"{origin}: a SentencePiece model that can't be read: {'; '.join(problems)}")
+        raise UserError(f"{origin}: unsupported SentencePiece model: {'; '.join(problems)}")
     return model
 
 
 def sentencepiece_bytes(model: SentencePiece, escaped: bool = True) -> bytes:
-    """Return the file of a model: what `parse_sentencepiece` reads back equal, and SentencePiece too. escaped: spaces
-    become its mark."""
+    """Encode a model as a file that SentencePiece and `parse_sentencepiece` read. escaped: spaces become "▁" in
+    texts."""
     pieces = [
         field(1, piece.text.encode()) + tag(2, FLOAT) + struct.pack("<f", piece.score) + field(3, piece.type)
         for piece in model.pieces
@@ -216,16 +220,16 @@ def sentencepiece_bytes(model: SentencePiece, escaped: bool = True) -> bytes:
 
 
 def _unreadable(model: SentencePiece) -> list[str]:
-    """Return why a model of this project can't have such a vocabulary."""
+    """Reasons why this project can't have the vocabulary."""
     if model.model_type not in (UNIGRAM, BPE):
         return [f"its kind is {MODEL_TYPES.get(model.model_type, model.model_type)}, not unigram or BPE"]
     texts = [piece.text for piece in model.pieces]
     twice = len(texts) - len(set(texts))
-    problems = [f"{twice} pieces are there twice"] if twice else []
+    problems = [f"it has duplicate pieces ({twice})"] if twice else []
     problems += ["it has an empty piece"] if "" in texts else []
     problems += ["it has no unknown piece, or several"] if len(model.ids_of(UNKNOWN)) != 1 else []
     if model.byte_fallback and [model.pieces[id].text for id in model.ids_of(BYTE)] != BYTES:
-        problems.append("it falls back to bytes, and lacks some of the 256")
+        problems.append("its byte fallback lacks some of the 256 bytes")
     return problems
 
 
@@ -245,7 +249,7 @@ def _piece(fields: dict[int, Value]) -> Piece:
 def _special(trainer: dict[int, Value], pieces: list[Piece]) -> tuple[int, int, int, int]:
     ids = [_int(trainer.get(40 + i, default)) for i, default in enumerate((0, 1, 2, -1))]
     ids = [id - (1 << 64) if id >= 1 << 63 else id for id in ids]
-    # An id that the trainer was told, but that holds an ordinary piece, is none.
+    # The trainer's settings may name an id that holds an ordinary piece: the role has no id then.
     unk, *others = [id if 0 <= id < len(pieces) and pieces[id].type in (UNKNOWN, CONTROL) else -1 for id in ids]
     return unk, others[0], others[1], others[2]
 

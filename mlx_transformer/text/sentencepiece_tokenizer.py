@@ -1,15 +1,15 @@
-"""A SentencePiece model as a `tokenizer.json`, and `ExactText`, which cuts text by that file as SentencePiece does.
+"""A SentencePiece model as a `tokenizer.json`, and `ExactText`, which splits text by that file as SentencePiece does.
 
-The file has standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. Programs that read only
-those differ from SentencePiece in two ways: where combining marks stand apart from their letters, and where a text
-spells a control piece, e.g. "</s>", which they take for the piece. `ExactText` does neither. It still differs
+The file has standard components: Precompiled, a Replace for spaces, Metaspace, Unigram or BPE. Programs that use only
+these differ from SentencePiece in combining marks apart from their letters, and in texts that spell a control piece,
+e.g. "</s>", which they take for the piece. `ExactText` handles both. It still differs from SentencePiece in
 
-    in Unigram models       where two segmentations score alike to seven digits: scores are added in float64, in
-                            SentencePiece in float32
-    in BPE models           in the order of merges where overlapping pairs make the same piece; in users' own pieces
-    in typed bytes          "<0x41>" is taken for the piece
-    in a leading "▁"        SentencePiece's own mark at the start of a text, if the normaliser leaves it
-    in users' own pieces    if the normaliser changes them
+    Unigram models          if two segmentations score alike to seven digits: SentencePiece adds scores in float32,
+                            `tokenizers` in float64
+    BPE models              the order of merges if overlapping pairs form the same piece; user-defined pieces
+    typed bytes             "<0x41>" is taken for the piece
+    a leading "▁"           SentencePiece's mark at the start of a text, if the normalizer leaves it
+    user-defined pieces     if the normalizer changes them
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from .sentencepiece import (
 SPACES_PATTERN = r" +(?= )|(?<![\s\S]) +|[ ▁]+(?![\s\S])"
 """Spaces before a space, at the beginning and at the end, where SentencePiece strips its own mark too."""
 INNER_SPACES_PATTERN = r" +(?= )|[ ▁]+(?![\s\S])"
-"""The same, but a space at the beginning stays: it is that of the first word."""
+"""The same, but a space at the beginning stays: it belongs to the first word."""
 ENDED_SPACES_PATTERN = r" +(?= )"
-"""Spaces before a space: one at the end of a text stays."""
+"""Spaces before a space: a last space stays at the end of a text."""
 WHITE_SPACE = "[\t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-"""All white space but the space itself. Some published tokenizers take it for a space."""
+"""All white space but U+0020. Some published tokenizers treat it as a space."""
 WHITE_ENDS = rf"(?<![ {WHITE_SPACE[1:]})[ {WHITE_SPACE[1:]}+(?![\s\S])"
-"""White space at the end, for published tokenizers that strip texts. The look-behind keeps the time linear."""
+"""White space at the end, for published tokenizers that strip texts. The look-behind keeps the matching linear."""
 RUNS_OF_SPACES = " {2,}"
 MARKED_END = r"[ ▁]+(?![\s\S])"
 """Spaces at the end, with SentencePiece's own mark."""
@@ -79,7 +79,7 @@ OF_SPACES: dict[str, dict[str, str]] = {
     "split": {WHITE_SPACE: " ", MARKED_END: ""},
     "kept": {ENDED_SPACES_PATTERN: ""},
 }
-"""How spaces are changed, as {pattern in normalised text: replacement}, applied in this order.
+"""Ways to change spaces, as {pattern in normalised text: replacement}, applied in this order.
 
 own      as SentencePiece does
 ends     as transformers 4 does
@@ -89,10 +89,10 @@ kept     as tokenizers that keep a space at the end
 """
 WORDS = ("words", "split")
 WHITE = {WHITE_SPACE: " ", WHITE_ENDS: ""}
-"""Replacements made before `tokenizers` sees a text."""
+"""Replacements of `ExactText` itself, before `tokenizers` gets the text."""
 END = "</s>"
 Place = tuple[int, int] | None
-"""A token's first and last letter + 1 in a text; None if it stands for no letter."""
+"""A token's (start, end) in a text, in characters; None for a token without text, e.g. </s>."""
 
 
 def tokenizer_json(
@@ -103,12 +103,13 @@ def tokenizer_json(
     space_each: bool = True,
     spaces: str = "own",
 ) -> str:
-    """Return the text of a `tokenizer.json` with the model's ids; it ends each text with </s>.
+    """Make a `tokenizer.json` with the model's ids; it ends each text with </s>.
 
-    more: control pieces behind the model's own, e.g. "<pad>". For another order of ids, give the pieces in that order
-    (`published_ids.laid_out`). roles: facts that `published_ids` keeps in the file. tokens: the maker's added tokens,
-    behind the pieces or among them. space_each: text behind an added token begins with a space, as a whole text does.
-    spaces: a key of `OF_SPACES`. Raises `UserError` for a vocabulary without </s>, and for tokens whose ids are taken.
+    The order of `model.pieces` is the order of ids; `published_ids.laid_out` changes it. more: control pieces after the
+    model's, e.g. "<pad>". roles: entries under "mlx_transformer" (`published_ids`). tokens: the maker's added tokens;
+    their ids may be those of pieces with the same text. space_each: put a space before the text after an added token,
+    as before a whole text. spaces: a key of `OF_SPACES`. Raises `UserError` for a vocabulary without </s>, and for
+    added tokens whose ids are taken.
     """
     best = max((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = [(_text(id, piece), _score(model, piece, best), piece.type) for id, piece in enumerate(model.pieces)]
@@ -121,7 +122,7 @@ def tokenizer_json(
         and (type in (CONTROL, UNKNOWN, PREFIX) or (type == USER_DEFINED and model.model_type == BPE))
     ]
     known = {token.id for token in tokens}
-    typed = bool(roles and roles.get("strips"))  # Python's tokenizers look for all of them in text as it was typed
+    typed = bool(roles and roles.get("strips"))  # transformers' Python tokenizers look for all tokens in typed text
     shown = [token._replace(normalized=token.normalized and not typed) for token in whole.values()]
     added += [token.entry(special=token.id not in known) for token in shown]
     added.sort(key=lambda entry: entry["id"])
@@ -146,7 +147,7 @@ def tokenizer_json(
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": not inside}
     end = next((id for id, (text, *_) in enumerate(pieces) if text == END), None)
     if end is None:
-        raise UserError(f"the vocabulary has no {END}, with which a text ends")
+        raise UserError(f"the vocabulary has no {END}, which must end each text")
     decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}] if model.byte_fallback else []
     if model.ids_of(TARGET_ONLY):
         decoders.insert(0, {"type": "Replace", "pattern": {"String": " "}, "content": ""})
@@ -179,8 +180,8 @@ def tokenizer_json(
 
 
 def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[AddedToken]:
-    """Return added tokens by id, with a filler for each unused id behind the pieces. Raises `UserError` for an id or a
-    spelling that another token has."""
+    """Sort added tokens by id, with a filler for each unused id after the pieces. Raises `UserError` if another token
+    has the same id or spelling."""
     by_id = {token.id: token for token in tokens}
     places = {text: id for id, text in enumerate(pieces)}
     for token in tokens:
@@ -192,17 +193,17 @@ def with_fillers(tokens: Sequence[AddedToken], pieces: Sequence[str]) -> list[Ad
 
 
 def sentencepiece_of(specification: Mapping[str, Any], reordered: bool = False) -> SentencePiece | None:
-    """Return the model of a parsed `tokenizer_json`, without the control pieces behind the others; None if it has none.
+    """Rebuild the SentencePiece model of a parsed `tokenizer_json`, without control pieces at the end.
 
-    reordered: the inverse of `published_ids.laid_out`, pieces without an id included; else None for such a vocabulary,
-    and for BPE."""
+    reordered: invert `published_ids.laid_out`, and include the pieces without an id. Returns None for other
+    vocabularies, and unless `reordered` for BPE."""
     kinds = ("Unigram", "BPE") if reordered else ("Unigram",)
     if not is_sentencepiece(specification) or specification["model"]["type"] not in kinds:
         return None
     model, roles, added = specification["model"], roles_of(specification), _added(specification)
     if bool(roles) != reordered:
         return None
-    if isinstance(model["vocab"], dict):  # of BPE, whose scores are the order of its merges
+    if isinstance(model["vocab"], dict):  # BPE: a score is minus the rank of the first merge
         ranks = {"".join(pair): -float(i) for i, pair in reversed([*enumerate(model["merges"])])}
         vocabulary, unknown = [[text, ranks.get(text, 0.0)] for text in model["vocab"]], model["vocab"][UNK]
     else:
@@ -232,13 +233,13 @@ def sentencepiece_of(specification: Mapping[str, Any], reordered: bool = False) 
 
 
 def _text(id: int, piece: Piece) -> str:
-    """A piece's text. Unused pieces and the target's get a space in front: all spaces of a text are replaced before, so
-    no text is cut into them."""
+    """A piece's text. Unused pieces and those of the target's model begin with a space, which normalised text doesn't
+    have, so that no text is split into them."""
     return f" unused {id}" if piece.type == UNUSED else f" {piece.text}" if piece.type == TARGET_ONLY else piece.text
 
 
 def _score(model: SentencePiece, piece: Piece, best: float) -> float:
-    """A piece's score. A piece defined by a user wins over all ways to cut it, as in SentencePiece."""
+    """A piece's score. A user-defined piece beats every segmentation of it, as in SentencePiece."""
     defined = piece.type == USER_DEFINED and model.model_type != BPE
     return len(piece.text) * best - 0.1 if defined else piece.score
 
@@ -250,7 +251,7 @@ def _unigram(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict
 
 
 def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str, Any]:
-    """A BPE model. Its merges are all ways to make a piece of two others, highest score first."""
+    """The BPE model. Its merges are all pairs of pieces that form a piece, by falling score of that piece."""
     scores = {text: score for text, score, type in pieces if type in (NORMAL, USER_DEFINED)}
     merges = [
         (-scores[text], i, [text[:i], text[i:]])
@@ -274,7 +275,7 @@ def _bpe(model: SentencePiece, pieces: list[tuple[str, float, int]]) -> dict[str
 
 
 def is_sentencepiece(specification: Mapping[str, Any]) -> bool:
-    """Return whether a parsed tokenizer.json has the components that `tokenizer_json` writes."""
+    """Whether a parsed tokenizer.json has the components that `tokenizer_json` writes; it may also lowercase text."""
     normalizer = specification.get("normalizer")
     kinds = ("Precompiled", "Replace", "Lowercase")
     parts = normalizer.get("normalizers") if isinstance(normalizer, dict) else []
@@ -287,7 +288,10 @@ def is_sentencepiece(specification: Mapping[str, Any]) -> bool:
 
 
 def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
-    """Put a space before every text ("always"), before none ("never") or before the first ("first")."""
+    """Set where a parsed tokenizer.json puts a space before a text.
+
+    scheme: "always"; "never"; "first": only at the beginning of a text, not after an added token.
+    """
     before, mark = specification["pre_tokenizer"], {**mark_of(specification), "prepend_scheme": scheme}
     return {
         **specification,
@@ -296,10 +300,10 @@ def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
 
 
 class ExactText:
-    """The encoder of a `tokenizer_json`, without the faults of the file's components."""
+    """Encodes text by a `tokenizer_json` as SentencePiece does; the file's components alone differ in a few texts."""
 
     def __init__(self, specification: dict[str, Any]) -> None:
-        """`specification` is the parsed file, of which `tokenizers` has read the text without an error."""
+        """specification: the parsed file, which `tokenizers` must have read without an error."""
         roles = roles_of(specification)
         tables = [each["precompiled_charsmap"] for each in _normalizers(specification) if each["type"] == "Precompiled"]
         self._table = base64.b64decode(tables[0]) if tables else b""
@@ -319,20 +323,23 @@ class ExactText:
 
     @cached_property
     def _typed(self) -> Splitter:
-        """Finds added tokens in a text as it was typed."""
+        """Finds added tokens in text as it was typed."""
         if self._python:
             return PythonSplitter(self._tokens)
         return Splitter([token for token in self._tokens if not token.normalized])
 
     @cached_property
     def _normal(self) -> Splitter:
-        """Finds the other added tokens in normalised text, whose spaces are already changed."""
+        """Finds the other added tokens in normalised text with changed spaces."""
         normal = [token for token in self._tokens if token.normalized and not self._python]
         return Splitter(normal, lambda content: self._spaced(content)[0])
 
     def _cutter(self, first: bool, spaced: bool) -> tokenizers.Tokenizer:
-        """Return the tokenizer for text between added tokens. first: the text begins there; it matters if only a text's
-        first word gets a space. spaced: spaces are already changed."""
+        """The tokenizer for text between added tokens.
+
+        first: this text begins the whole text; it matters if only a text's first word gets a space. spaced: it is
+        normalised and its spaces are changed.
+        """
         whole = first or mark_of(self._fixed)["prepend_scheme"] != "first"
         if whole and not spaced:
             return self._backend
@@ -342,14 +349,13 @@ class ExactText:
         return self._others[whole, spaced]
 
     def encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
-        """Return ids and words of each text, with </s>."""
+        """Encode texts, with </s>: `ids` and `word_ids` of each."""
         if self._tokens and (apart := {i for i, text in enumerate(texts) if self._may_split(text)}):
             others = iter(self._plain([text for i, text in enumerate(texts) if i not in apart]))
             return [self._by_parts(text)[0] if i in apart else next(others) for i, text in enumerate(texts)]
         return self._plain(texts)
 
     def _plain(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding | Cut]:
-        """Return `encodings` of texts without added tokens."""
         if self._published is None:
             return self._backend.encode_batch([self._normalized(text) for text in texts])
         parts = [self._published.without_prefix(text) for text in texts]
@@ -365,7 +371,7 @@ class ExactText:
         return self._typed.may_split(text) or (bool(normal.tokens) and normal.may_split(self._spaced(text)[0]))
 
     def _by_parts(self, text: str) -> tuple[Cut, list[Place]]:
-        """Cut a text between its added tokens; also return where the tokens stand in it."""
+        """Encode a text with added tokens; returns its ids and words, and the place of each token."""
         ids, words, places = list(self._before), [None] * len(self._before), [None] * len(self._before)
         word = 0
         for outer in self._typed.parts(text):
@@ -382,7 +388,7 @@ class ExactText:
         return Cut([part.id or 0], [0]), [(0, part.end - part.start)]
 
     def _between(self, outer: Part) -> Iterator[tuple[Cut, list[Place]]]:
-        """Yield the tokens of typed text between two added tokens, part by part, with their places in it."""
+        """Encode the text between two typed added tokens, part by part; yields tokens and their places in it."""
         prefix, typed = None, outer.text
         if self._published is not None:
             prefix, typed = self._published.without_prefix(typed)
@@ -405,10 +411,10 @@ class ExactText:
             yield Cut(encoding.ids, encoding.word_ids), _at(known, offsets, len(typed))
 
     def located(self, texts: Sequence[str]) -> list[Located]:
-        """Return ids of each text, </s> included, and the places of its tokens. `UserError` for a vocabulary whose ids
-        aren't those of its pieces: only translators have one."""
+        """Encode texts, with </s> and each token's place. Raises `UserError` for a vocabulary whose ids differ from its
+        pieces' (`PublishedIds`), which only translators have."""
         if self._published is not None:
-            raise UserError("the vocabulary is a translator's: it doesn't say where its tokens stand in a text")
+            raise UserError("the places of tokens in a text are unknown for this translator's vocabulary")
         normalized = [self._normalized(text) for text in texts]
         located_texts = [Located.of(encoding) for encoding in self._backend.encode_batch(normalized)]
         found = [
@@ -422,8 +428,8 @@ class ExactText:
         return found
 
     def _places(self, text: str, places: Sequence[Place]) -> list[Place]:
-        """Return tokens' places in the text before it was normalised."""
-        if self._charsmap is None or self._normalized(text) == text:  # of letters made small a handful are longer
+        """Map places in the normalised text to places in `text`."""
+        if self._charsmap is None or self._normalized(text) == text:  # lowercasing lengthens only a handful of letters
             return list(places)
         return _at(self._charsmap.places(self._small(text)), places, len(text))
 
@@ -431,7 +437,6 @@ class ExactText:
         return text if self._lower is None else self._lower.normalize_str(text)
 
     def _replaced(self, text: str) -> str:
-        """Apply the table's replacements."""
         text = self._small(text)
         if self._table:
             self._charsmap = self._charsmap or read_charsmap(self._table)
@@ -445,7 +450,7 @@ class ExactText:
         return text
 
     def _spaced(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-        """Change a normalised text's spaces; also return each letter's place in the text."""
+        """Normalise a text and change its spaces; also returns the place in `text` of each character."""
         made = self._replaced(text)
         known = [(i, i + 1) for i in range(len(made))]
         if self._charsmap is not None and made != text:
@@ -461,7 +466,10 @@ class ExactText:
 
 
 def _at(known: Sequence[tuple[int, int]], places: Sequence[Place], end: int) -> list[Place]:
-    """Return places in a text in which those of the letters are known; it is `end` letters long."""
+    """Map tokens' places in a normalised text to a text of `end` characters.
+
+    known: the place in the text of each character of the normalised text.
+    """
     known = [*known, (end, end)]
     return [
         None if place is None else (known[place[0]][0], known[max(place[0], place[1] - 1)][place[0] < place[1]])
@@ -477,7 +485,7 @@ def _backend(specification: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """Return the ids before and behind a text."""
+    """The ids that the template adds before and after a text."""
     template = specification["post_processor"]
     sides: list[list[int]] = [[], []]
     side = 0
@@ -489,8 +497,11 @@ def _around(specification: dict[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokenizer without its table, without its changes of white space, and with a space in each control
-    piece, so that no text can spell it. Added tokens are found before it cuts text."""
+    """Leave to `tokenizers` only what it does as SentencePiece does.
+
+    The table, the changes of white space and the tokens of `WHOLE` are removed: `ExactText` handles them itself. Each
+    control piece gets a space at its end, so that no text can spell it.
+    """
     changed, done = copy.copy(specification), _before_white(specification)
     roles = roles_of(specification)
     whole = {*roles.get(WHOLE, ())}
@@ -514,13 +525,13 @@ def _without_faults(specification: dict[str, Any]) -> dict[str, Any]:
 
 
 def _before_white(specification: Mapping[str, Any]) -> list[str]:
-    """Return the patterns up to the last of white space, e.g. of runs of spaces, which a line's end would lengthen."""
+    """The patterns up to the last one in `WHITE`. Earlier ones, e.g. for runs of spaces, must be applied before it."""
     patterns = patterns_of(specification)
     return patterns[: max((i + 1 for i, pattern in enumerate(patterns) if pattern in WHITE), default=0)]
 
 
 def patterns_of(specification: Mapping[str, Any]) -> list[str]:
-    """Return the expressions whose matches a parsed tokenizer.json replaces before it cuts text."""
+    """The regular expressions whose matches a parsed tokenizer.json replaces before it splits text."""
     return [each["pattern"]["Regex"] for each in _replaced(specification)]
 
 

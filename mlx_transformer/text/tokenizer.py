@@ -1,20 +1,24 @@
-"""Text to token ids and back, exactly: byte-level BPE in a plain `tokenizer.json`, joint or separate by language.
+"""Text to token ids and back: byte-level BPE that this project trains, and the tokenizers of published models.
 
-Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8 bytes
-(Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` holds byte for byte.
+Trained here: Sennrich et al. 2016, "Neural Machine Translation of Rare Words with Subword Units" (BPE), over UTF-8
+bytes (Radford et al. 2019, section 2.2), so that every string has ids and `decode(encode(s)) == s` byte for byte. The
+vocabulary is joint, or separate for each language.
 
-Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3 (never produced, but other programs expect it), the 256 bytes 4 to 259,
-then the merges in the order they were learned, and `<mask>` last, if the model restores hidden text. The file holds
-standard components only (Split, ByteLevel, BPE, TemplateProcessing), so `transformers` and `transformers.js` read it
-unchanged and give the same ids. There `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on to
-treat "</s>" in a text as text.
+    0 to 3       <pad>, <s>, </s>, <unk> (never produced, but other programs expect it)
+    4 to 259     the 256 bytes
+    260 ...      merges, in the order in which they were learned
+    last         <mask>, if the model restores hidden text
 
-A published decoder's file (byte-level BPE or SentencePiece's BPE) is kept byte for byte: its own components cut text,
-begin it (perhaps with a start token) and decode it. It doesn't say what ends an output; the config does.
+The file has only standard components (Split, ByteLevel, BPE, TemplateProcessing), so that `transformers` and
+`transformers.js` give the same ids. There, `clean_up_tokenization_spaces` must be off, and `split_special_tokens` on if
+"</s>" in a text should be text.
 
-For other published models `sentencepiece_tokenizer` writes the file: SentencePiece's pieces with the model's ids.
-Decoded text isn't always the original, as the normaliser drops some characters. Published encoders, e.g. with
-WordPiece, cut text as their own file says (`families/encoder_text.py`).
+Published decoders (byte-level BPE or SentencePiece's BPE): their tokenizer.json is kept byte for byte and splits and
+decodes text. The ids of end tokens are in the config.
+
+Other published models: `sentencepiece_tokenizer` writes the file, with SentencePiece's pieces and the model's ids.
+Decoded text may differ from the original, as the normalizer drops some characters. Encoders, e.g. with WordPiece, keep
+the components of their own file (`families/encoder_text.py`).
 """
 
 import hashlib
@@ -64,26 +68,30 @@ if TYPE_CHECKING:
 PAD, BOS, EOS, UNK = range(4)
 MASK_TOKEN = "<mask>"
 
-# The text that a merge may span: a separator and the word or the punctuation after it; a single digit, so that copying
-# a number is compositional; a run of separators. The caps keep a word of a megabyte linear in time. Only classes that
-# Oniguruma (Rust) and JavaScript define alike are used, so not `\s`.
+# Merges stay inside a match: a single digit, so that a number is copied digit by digit; a separator and the word or the
+# punctuation after it; a run of separators. The caps of 32 keep the time linear for a word of a megabyte. Only classes
+# that Oniguruma (Rust) and JavaScript define alike are used, so not `\s`.
 SPLIT_PATTERN = (
     r"\p{N}"
     r"|\p{Z}?[\p{L}\p{M}]{1,32}"
     r"|\p{Z}?[^\p{L}\p{M}\p{N}\p{Z}]{1,32}"
     r"|\p{Z}{1,32}"
 )
-# Oniguruma backtracks, so a file's own expression could take exponential time. Only these are run, but for a published
-# decoder's, each of which has its own: there Oniguruma gives up after ten million steps.
+# Oniguruma backtracks, so that a hostile expression could take exponential time: only these are accepted. Published
+# decoders have their own expressions; for those Oniguruma gives up after ten million steps.
 TRUSTED_PATTERNS = frozenset({SPLIT_PATTERN, INNER_SPACES_PATTERN, *(each for x in OF_SPACES.values() for each in x)})
-# Settings of a BPE model: with the first two some files end a thread of the library, the third makes encoding random.
+# Refused settings of a model: with the first two, some files make the library panic; the third makes encoding random.
 FOREIGN = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class Tokenizer:
-    """A joint vocabulary of both languages, or a vocabulary for each; made by `train`, `load` or `pair`.
+    """A tokenizer with a joint vocabulary, or with one for each language; made by `train`, `load` or `pair`.
 
-    `source` tokenizes the input of a translator's encoder; everything else here is for the target, or for both.
+    `source` tokenizes the input of a translator's encoder; all other methods are for the target, or for both.
+
+    >>> tokenizer = Tokenizer.load("runs/mine")
+    >>> tokenizer.decode(tokenizer.encode("Hello!"))
+    'Hello!'
     """
 
     source: "Tokenizer"
@@ -91,16 +99,16 @@ class Tokenizer:
 
     pad_id: int
     bos_id: int
-    """The token that decoders start with; in a vocabulary without <s> the padding token."""
+    """The decoder's start token; in a vocabulary without <s> the padding token."""
     eos_id: int
     unk_id: int
     is_makers: bool = False
-    """Whether the file is a published decoder's own. Its ids of pad, bos and eos then come from the config, by
-    `check_fits`."""
+    """Whether the file is a published decoder's own. `check_fits` then takes the ids of pad, bos and eos from the
+    config."""
 
     def __init__(self, specification: str, origin: str = "tokenizer.json"):
-        """specification: the text of a `tokenizer.json`, or of two joined by `tokenizer_files.join_texts`. origin: its
-        name in errors. Raises UserError if it can't be read."""
+        """specification: the text of a `tokenizer.json`, or of two joined by `tokenizer_files.join_texts`. origin: the
+        file's name in errors. Raises UserError if it is damaged or not supported."""
         sides = side_texts(specification, origin)
         self.source = self
         if sides is not None:
@@ -115,14 +123,14 @@ class Tokenizer:
         roles = roles_of(self._specification)
         of_pieces = is_sentencepiece(self._specification) and not roles.get("as_written") and not self.is_makers
         self._mask = roles.get("mask")
-        # A space before <mask> belongs to it, but in published vocabularies that don't say so.
+        # <mask> takes the space before it, unless a published vocabulary has no lstrip for it.
         flags = {entry.get("id"): entry.get("lstrip") for entry in self._specification.get("added_tokens") or ()}
         self.mask_takes_space = not roles.get("as_written") or bool(flags.get(self._mask))
         self._published = of_pieces or bool(roles) or self.is_makers
         self._read_added(roles)
         if self.is_makers:
             if not self._backend.get_vocab():
-                raise UserError(f"{origin}: holds no tokens; take it from its maker")
+                raise UserError(f"{origin}: its vocabulary is empty; download it again")
             self._exact = None
             self.pad_id = self.bos_id = self.eos_id = -1
             unknown = self._specification["model"].get("unk_token")
@@ -139,7 +147,7 @@ class Tokenizer:
             self._exact = Tokenizer(json.dumps(target), f"{origin}: target")._cutter(self, origin)
 
     def _read_added(self, roles: Mapping[str, Any]) -> None:
-        """Read which tokens decoded text leaves out, and which it surrounds with spaces."""
+        """Read which added tokens are dropped from decoded text, and which are surrounded by spaces."""
         self._silent = frozenset(roles.get(SILENT, ()))
         spoken = {*roles.get(WHOLE, ())} - self._silent
         self._apart, self._strips = frozenset(spoken if roles.get("apart") else ()), roles.get("strips") is True
@@ -149,20 +157,20 @@ class Tokenizer:
         self._roles_in_pieces = frozenset(id for id in control if id < len(pieces or ()))
 
     def _cutter(self, whole: "Tokenizer", origin: str) -> ExactText:
-        """Return the encoder of the target's text, which gives the ids of `whole`."""
+        """The encoder of the target's text. Raises `UserError` if its vocabulary differs from that of `whole`."""
         if self._exact is None or (self.vocab_size, self.eos_id) != (whole.vocab_size, whole.eos_id):
-            raise UserError(f"{origin}: its target's pieces are none of its own; import the model again")
+            raise UserError(f"{origin}: the target's pieces don't fit its vocabulary; import the model again")
         return self._exact
 
     @classmethod
     def train(
         cls, lines: Iterable[str], vocab_size: int = 8000, min_frequency: int = 2, mask: bool = False
     ) -> "Tokenizer":
-        """Learn merges from `lines` (both languages together) until `vocab_size` ids exist.
+        """Learn merges from `lines` (both languages together) until there are `vocab_size` ids.
 
-        The result depends only on the multiset of lines, not on their order or on the machine. It is smaller than
-        `vocab_size` if no pair of tokens occurs `min_frequency` times any more. mask: the last id is <mask>. Raises
-        UserError for a `vocab_size` below 260 (4 special tokens and 256 bytes) and for text that is not Unicode.
+        The same lines in any order, on any machine, give the same tokenizer. It has fewer ids if no more pair of tokens
+        occurs `min_frequency` times. mask: add <mask> as the last id. Raises UserError for a `vocab_size` below 260 (4
+        special tokens and 256 bytes) and for text that isn't Unicode.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise UserError(
@@ -193,12 +201,13 @@ class Tokenizer:
 
     @classmethod
     def pair(cls, source: "Tokenizer", target: "Tokenizer") -> "Tokenizer":
-        """Join the languages' vocabularies into a tokenizer with separate vocabularies."""
+        """Make a tokenizer with separate vocabularies from one of each language."""
         return cls(join_texts(source.own_json(), target.own_json()), origin="tokenizers")
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, or a folder's tokenizer files. Raises UserError if missing, broken or not ours."""
+        """Read a `tokenizer.json`, or a folder's tokenizer files. Raises UserError if missing, damaged or
+        unsupported."""
         check_name(path := Path(path))
         if path.is_dir():
             path = tokenizer_path(path) or path / JOINT
@@ -210,37 +219,38 @@ class Tokenizer:
         """Write `tokenizer.json` to the file `path`; `force` replaces an earlier file. Equal tokenizers give equal
         bytes."""
         from mlx_transformer.core.outputs import Kind, claim, holds_object
-        from mlx_transformer.system.durable import write_text  # running a model does without
+        from mlx_transformer.system.durable import write_text  # lazy: not needed to run a model
 
         write_text(claim(path, Kind("tokenizer", holds_object("model")), force), self.to_json())
 
     def to_json(self) -> str:
-        """Return the text that `save` writes; separate vocabularies are joined in it."""
+        """The text that `save` writes; separate vocabularies are joined in it."""
         return join_texts(self.source.own_json(), self.own_json()) if self.separate else self.own_json()
 
     def own_json(self) -> str:
-        """Return the text of `tokenizer.json`; of separate vocabularies the target's."""
+        """The text of `tokenizer.json`; with separate vocabularies only the target's."""
         if self.is_makers:
             return self._text
         return json.dumps(self._specification, ensure_ascii=False, indent=1) + "\n"
 
     @property
     def separate(self) -> bool:
-        """Whether source and target have separate vocabularies. (A joint vocabulary may still have two cutters.)"""
+        """Whether source and target have separate vocabularies. (A joint vocabulary may have two SentencePiece
+        models.)"""
         return self.source is not self and target_of(self._specification) is None
 
     def encode(self, text: str) -> list[int]:
-        """Tokenize a text; the ids end with `eos_id` and have no `bos_id`. UserError for text that isn't Unicode.
+        """Tokenize a text. The ids end with `eos_id` and have no `bos_id`.
 
-        A published decoder's file decides itself what surrounds a text, mostly nothing or a start token. Its control
-        tokens, e.g. <|im_end|>, count as text if they are typed.
+        A published decoder's file may add other tokens, e.g. a start token, or none. Its control tokens, e.g.
+        <|im_end|>, are split like any text (see `encode_control`). Raises UserError for text that isn't Unicode.
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode many texts at once as `encode` does, in parallel."""
+        """Encode many texts in parallel, each as `encode` does."""
         try:
-            if not all(isinstance(text, str) for text in texts):  # of a tuple the library makes a pair
+            if not all(isinstance(text, str) for text in texts):  # the library takes a tuple for a pair of texts
                 raise TypeError
             if self._exact is not None:
                 return [encoding.ids for encoding in self._exact.encodings(texts)]
@@ -252,9 +262,11 @@ class Tokenizer:
             raise
 
     def prompts(self, texts: Sequence[str], control: bool = False) -> list[list[int]]:
-        """Tokenize prompts for a decoder: without an end token, and with a start token if the vocabulary uses it. An
-        empty text is just the start token. control: spelled control tokens count as tokens, and a start token that a
-        text begins with isn't doubled."""
+        """Tokenize prompts for a decoder: without an end token, with a start token if the vocabulary uses one. An empty
+        text becomes the start token.
+
+        control: spelled control tokens become tokens; a start token at the beginning of a text isn't doubled.
+        """
         if control:
             plain, start = [self.encode_control(text) for text in texts], self.start
             return [ids if start and ids[: len(start)] == start else [*start, *ids] or [self.bos_id] for ids in plain]
@@ -266,11 +278,11 @@ class Tokenizer:
 
     @property
     def start(self) -> list[int]:
-        """The start token before a decoder's texts; [] in a maker's vocabulary whose texts have none."""
+        """The start token before a decoder's texts, as a list; [] if a published vocabulary adds none."""
         return self.ends[0] if self.is_makers else [self.bos_id]
 
     def documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize texts that a decoder learns to write after a start token; the ids end with the end token."""
+        """Tokenize texts to train a decoder on: no start token, and an end token."""
         rows = self.encode_batch(texts)
         if not self.is_makers:
             return rows
@@ -279,12 +291,14 @@ class Tokenizer:
 
     @cached_property
     def control_tokens(self) -> list[str]:
-        """The spellings of control tokens, e.g. <|im_end|>."""
+        """Spellings of the control tokens, e.g. <|im_end|>."""
         return [token.content for token in added_tokens(self._specification) if token.special]
 
     def encode_control(self, text: str, mark: str = "") -> list[int]:
-        """Tokenize a text whose spelled control tokens count as tokens. A `mark` after a spelling's first character
-        makes it text again; the mark is removed. Adds no start or end token."""
+        """Tokenize a text in which spelled control tokens become tokens; adds no start or end token.
+
+        mark: a control token with this character after its first stays text; the mark is removed.
+        """
         backend, ids, nonce = self._control
         places = {token: i for i, token in enumerate(self.control_tokens)}
         pattern = "|".join(map(re.escape, sorted(places, key=len, reverse=True))) or r"(?!)"
@@ -295,10 +309,10 @@ class Tokenizer:
 
     @cached_property
     def _control(self) -> tuple[tokenizers.Tokenizer, dict[int, int], str]:
-        """(the vocabulary with control tokens spelled randomly, so that no text has them by chance; {id there: id}; the
-        random string around each spelling)."""
+        """(a tokenizer whose control tokens have random spellings, so that no text has them by chance; {its id: id};
+        the random string around each spelling)."""
         if self._exact is not None:
-            raise UserError("a vocabulary of SentencePiece's for translators has no control tokens in a text")
+            raise UserError("control tokens in a text are not supported for SentencePiece vocabularies of translators")
         backend, nonce = tokenizers.Tokenizer.from_str(self.own_json()), f"\U0010fffd{secrets.token_hex(16)}"
         backend.no_padding()
         backend.no_truncation()
@@ -321,22 +335,22 @@ class Tokenizer:
 
     @cached_property
     def ends(self) -> tuple[list[int], list[int]]:
-        """The ids that the file puts before and after each text."""
+        """The ids that the tokenizer adds before and after each text."""
         whole, plain = (self._backend.encode("a", add_special_tokens=special).ids for special in (True, False))
         first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
         return whole[:first], whole[first + len(plain) :]
 
     def encode_places(self, texts: Sequence[str]) -> list[Located]:
-        """Tokenize texts as `encode_batch` does, with each token's characters in the text."""
+        """Tokenize texts as `encode_batch` does, with the place of each token in its text."""
         plain = list(unicode_texts(texts))
         if self._exact is not None:
             return self._exact.located(plain)
         return [Located.of(encoding) for encoding in self._backend.encode_batch(plain)]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int | None = None) -> list[Pair]:
-        """Tokenize pairs of texts, each pair a row of at most `max_length` tokens in the vocabulary's form for pairs.
+        """Tokenize pairs of texts, each to a row of at most `max_length` tokens by the tokenizer's template for pairs.
 
-        Raises UserError for a vocabulary without such a form."""
+        Raises UserError for a tokenizer without this template."""
         form = self.pair_form(max_length)
         texts = list(unicode_texts(text for pair in pairs for text in pair))
         if self._exact is None:
@@ -346,20 +360,20 @@ class Tokenizer:
         return [form.row(*both) for both in zip(ids[::2], ids[1::2], strict=True)]
 
     def pair_form(self, max_length: int | None = None) -> PairForm:
-        """How a pair becomes a row of at most `max_length` tokens. UserError for a vocabulary without pairs."""
+        """The template for pairs of texts, for rows of at most `max_length` tokens. Raises `UserError` without one."""
         return PairForm(self._specification, max_length)
 
     def encode_words(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the word number of each token of `encode_batch(texts)`; eos has a number of its own."""
+        """The number of the word of each token of `encode_batch(texts)`; eos counts as a word."""
         encodings = self._backend.encode_batch(list(texts)) if self._exact is None else self._exact.encodings(texts)
         return [[last if word is None else word for word in e.word_ids] for e in encodings for last in [len(e.ids)]]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens, <unk> included; invalid UTF-8 becomes U+FFFD."""
+        """The text of `ids`. Special tokens and <unk> are left out; invalid UTF-8 becomes U+FFFD."""
         return self.decode_batch([ids])[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Decode many sequences at once as `decode` does, in parallel."""
+        """Decode many sequences in parallel, each as `decode` does."""
         unsaid = self._silent | self._roles_in_pieces
         rows = [[id for id in ids if id not in unsaid] if unsaid else list(ids) for ids in batch]
         texts = self._backend.decode_batch(rows, skip_special_tokens=True)
@@ -375,7 +389,7 @@ class Tokenizer:
         runs = [(is_token, [*run]) for is_token, run in groupby(self._without_special(ids), self._apart.__contains__)]
         for i, (is_token, run) in enumerate(runs):
             texts = [*map(self.token, run)] if is_token else [self._backend.decode(run).strip()]
-            # As transformers joins them: an empty text counts at the end alone.
+            # Joined as in transformers, where an empty text counts only at the end.
             parts += texts if i + 1 == len(runs) else filter(None, texts)
         return " ".join(parts)
 
@@ -384,8 +398,8 @@ class Tokenizer:
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids of single bytes (SentencePiece's byte fallback). A run of them is decoded as a whole: to characters if it
-        is UTF-8, else to a U+FFFD for each byte."""
+        """Ids of bytes in SentencePiece's byte fallback. A run of them is decoded as a whole: to characters if it is
+        valid UTF-8, else to U+FFFD for each byte."""
         if "ByteFallback" not in {part.get("type") for part in self._decoders()}:
             return frozenset()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
@@ -393,8 +407,8 @@ class Tokenizer:
 
     @cached_property
     def decodes_in_parts(self) -> bool:
-        """Whether ids can be decoded in parts whose texts are joined, apart from a space at a part's beginning and from
-        characters made of several ids."""
+        """Whether the text of ids is the joined text of their parts, apart from a space at the beginning of a part and
+        from characters of several ids."""
         local = {
             "ByteLevel": {},
             "ByteFallback": {},
@@ -413,11 +427,12 @@ class Tokenizer:
         return decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
 
     def stands_for_text(self, id: int) -> bool:
-        """Return whether decoded text may show this id."""
+        """Whether the id is in the vocabulary and not special, so that decoded text may show it."""
         return id not in self.special_ids and self._backend.id_to_token(id) is not None
 
     def token(self, id: int) -> str:
-        """Return an id's spelling in the vocabulary, for reports; ByteLevel shows bytes as letters."""
+        """An id's spelling in the vocabulary, for reports; byte-level BPE spells bytes as letters. Raises `UserError`
+        for an id outside the vocabulary."""
         token = self._backend.id_to_token(id)
         if token is None:
             raise UserError(f"token id {id} is outside the vocabulary (0 to {self.vocab_size - 1})")
@@ -425,12 +440,12 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that stand for no text, <mask> among them."""
+        """Ids that decoded text leaves out, <mask> included."""
         return frozenset(token.id for token in added_tokens(self._specification) if token.special) | self._silent
 
     @cached_property
     def added(self) -> list[AddedToken]:
-        """The maker's added tokens, each a single id wherever it stands in a text. `special` is as the maker set it."""
+        """Tokens that the model's maker added; `special` is as the maker set it. See `added_tokens`."""
         prefixes = roles_of(self._specification).get("prefixes")
         whole = {*roles_of(self._specification).get(WHOLE, ())}
         tokens = [token for token in added_tokens(self._specification) if not token.special]
@@ -440,44 +455,44 @@ class Tokenizer:
 
     @property
     def merges(self) -> list[list[str]] | None:
-        """The merges (pairs of tokens) in order; None for a vocabulary that doesn't merge bytes."""
+        """The merges (pairs of tokens) in order of learning; None for published vocabularies."""
         return None if self._published else self._specification["model"]["merges"]
 
     @property
     def mask_id(self) -> int | None:
-        """The id of the mask token; None if the vocabulary has no such token."""
+        """The id of the mask token; None if the vocabulary has none."""
         return self._backend.token_to_id(MASK_TOKEN) if self._mask is None else self._mask
 
     @property
     def mask_token(self) -> str:
-        """Its spelling, "<mask>" or "[MASK]"."""
+        """The mask token's spelling, e.g. "<mask>" or "[MASK]"."""
         return MASK_TOKEN if self._mask is None else self.token(self._mask)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of ids with special tokens, at most the embedding's rows. A published decoder may skip ids."""
+        """Number of ids, special tokens included. For a published decoder, which may skip ids, the last id + 1."""
         if self.is_makers:
             return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def check_fits(self, config: "TransformerConfig", where: str) -> None:
-        """Raise `UserError` if a model of this config can't take the ids. where: the model's name.
+        """Raise `UserError` unless the ids fit a model of this config. where: the model's name, for errors.
 
         A published decoder's tokenizer gets its ids of pad, bos and eos from the config."""
         if self.is_makers:
-            if config.architecture != "decoder" and config.head.kind != "hidden":  # of text vectors
+            if config.architecture != "decoder" and config.head.kind != "hidden":  # hidden: text vectors
                 raise UserError(f"{where}/tokenizer.json: is a published decoder's, not an {config.architecture}'s")
             self.pad_id, self.bos_id, self.eos_id = config.pad_id, config.bos_id, config.eos_id
         special, smallest = (self.pad_id, self.bos_id, self.eos_id), min(config.source_vocab_size, config.vocab_size)
         if self.separate:
             if config.architecture != "encoder-decoder":
                 raise UserError(
-                    f"{where}: architecture={config.architecture!r} has one vocabulary, its tokenizer has two"
+                    f"{where}: architecture={config.architecture!r} has one vocabulary, but its tokenizer has two"
                 )
             if config.one_embedding:
                 raise UserError(
-                    f"{where}: tie_embeddings={config.tie_embeddings!r} is one table for both languages, which have a "
-                    "vocabulary each: choose target-output or none"
+                    f"{where}: tie_embeddings={config.tie_embeddings!r} shares an embedding between the languages, but "
+                    "their vocabularies are separate: choose target-output or none"
                 )
             smallest = config.vocab_size
             if (size := self.source.vocab_size) > config.source_vocab_size:
@@ -507,8 +522,8 @@ def _giving_up() -> Iterator[None]:
         if not is_panic(error):
             raise
         raise UserError(
-            f"the tokenizer's own regular expression takes too long on this text ({error_line(error)}): shorten it, or "
-            "take the tokenizer from its maker"
+            f"the tokenizer's own regular expression takes too long on this text ({error_line(error)}): shorten the "
+            "text, or download the tokenizer again"
         ) from None
 
 
@@ -521,7 +536,7 @@ def is_makers(specification: Mapping[str, Any]) -> bool:
         return False
     before, processor = specification.get("pre_tokenizer"), specification.get("post_processor")
     if is_sentencepiece(dict(specification)) and isinstance(processor, dict):
-        template = processor.get("single")  # ours end a text
+        template = processor.get("single")  # in our files it ends with an end token
         return not (isinstance(template, list) and template and "SpecialToken" in template[-1])
     parts = before.get("pretokenizers") if isinstance(before, dict) else None
     kinds = [isinstance(part, dict) and part.get("type") for part in parts] if isinstance(parts, list) else []
@@ -533,7 +548,7 @@ def read_backend(specification: Callable[[], str], origin: str) -> tokenizers.To
     """Parse a tokenizer.json with the library `tokenizers`. Raises `UserError` if it can't."""
     try:
         return tokenizers.Tokenizer.from_str(specification())
-    except BaseException as error:  # the Rust side raises bare Exception, and below it what ends a thread there
+    except BaseException as error:  # Rust raises bare Exception for errors, and PanicException for panics
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise UserError(f"{origin}: not a tokenizer that `tokenizers` can read ({error_line(error)})") from None
@@ -542,26 +557,26 @@ def read_backend(specification: Callable[[], str], origin: str) -> tokenizers.To
 def _parse(text: str, origin: str) -> dict[str, Any]:
     specification = parse_json(text, f"{origin}: not JSON", DAMAGED)
     if not isinstance(specification, dict) or not isinstance(specification.get("model"), dict):
-        raise UserError(f'{origin}: no tokenizer.json (its "model" is missing)')
+        raise UserError(f'{origin}: not a tokenizer.json ("model" is missing)')
     model = specification["model"]
     words = model.get("type") == "WordPiece"
     if words and (not isinstance(model.get("vocab"), dict) or model.get("unk_token") not in model["vocab"]):
-        raise UserError(f"{origin}: its vocabulary doesn't have its own token for unknown words")
+        raise UserError(f"{origin}: its unk_token {model.get('unk_token')!r:.60} is not in its vocabulary")
     for name in FOREIGN:
         if (value := model.get(name)) and not (words and name == "continuing_subword_prefix"):
-            raise UserError(
-                f"{origin}: its model has {name} = {value!r:.60}, which no tokenizer of ours has; train one"
-            )
+            raise UserError(f"{origin}: its model has {name}={value!r:.60}, which is not supported; train a tokenizer")
     check_parts(specification, origin)
     for pattern in () if is_makers(specification) else _patterns(specification):
         if pattern not in TRUSTED_PATTERNS and pattern != silent_pattern(silent_contents(specification)):
-            raise UserError(f"{origin}: holds the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
+            raise UserError(f"{origin}: has the unknown regular expression {pattern[:60]!r}; train a tokenizer anew")
     return specification
 
 
 def _untypable(specification: Mapping[str, Any]) -> str | None:
-    """For a tokenizer.json of scored pieces that cuts text by its own components, return the file with a space added to
-    the pieces of special tokens, so that no text spells them; None for other files."""
+    """Add a space to the special pieces of a published Unigram tokenizer.json, so that no text spells them.
+
+    Returns the new file's text; None for other files.
+    """
     model = specification["model"]
     if not roles_of(specification).get("as_written") or not isinstance(pieces := model.get("vocab"), list):
         return None
@@ -572,7 +587,7 @@ def _untypable(specification: Mapping[str, Any]) -> str | None:
 
 
 def check_parts(specification: Mapping[str, Any], origin: str) -> None:
-    """Raise `UserError` for damage at which the library `tokenizers` would panic, with many lines of output."""
+    """Raise `UserError` for damage on which the library `tokenizers` would panic and write a stack trace."""
     _check_precompiled(specification.get("normalizer"), origin)
     _check_template(specification.get("post_processor"), origin)
 
@@ -616,7 +631,7 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) -> tuple[int, ...]:
-    """Return the ids of pad, bos, eos and unk; 0 to 3 except in vocabularies of published models."""
+    """Ids of pad, bos, eos and unk: 0 to 3, except in published vocabularies."""
     ids = {token: backend.token_to_id(token) for token in SPECIAL_TOKENS}
     if published:
         ids["<s>"] = ids["<pad>"] if ids["<s>"] is None else ids["<s>"]
@@ -630,7 +645,7 @@ def _special_ids(backend: tokenizers.Tokenizer, published: bool, origin: str) ->
 
 
 def _listed_ids(backend: tokenizers.Tokenizer, roles: Mapping[str, Any], origin: str) -> tuple[int, ...]:
-    """Return the same ids from the file's list of roles; eos and unk are by default </s> and <unk>."""
+    """Ids of pad, bos, eos and unk in the file's roles; by default eos is </s> and unk is <unk>."""
     end = roles.get("eos", backend.token_to_id("</s>"))
     unknown = roles.get("unk", backend.token_to_id("<unk>"))
     problem = problem_of(roles, backend.get_vocab_size())
@@ -644,13 +659,13 @@ def _check(backend: tokenizers.Tokenizer, eos: int, origin: str) -> None:
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError(f"{origin}: ids are not 0 to {len(vocabulary) - 1} without gaps; train a tokenizer anew")
     if backend.encode("a").ids[-1:] != [eos]:
-        raise UserError(f"{origin}: does not end a sequence with </s>; train a tokenizer anew")
+        raise UserError(f"{origin}: doesn't end texts with </s>; train a tokenizer anew")
 
 
 def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
-    """Return a checkpoint's tokenizer.json; None without a tokenizer.
+    """The text of a checkpoint's tokenizer.json; None without a tokenizer.
 
-    Raises `UserError` if the file is damaged, or has more tokens than the model has rows.
+    Raises `UserError` if the file is damaged or doesn't fit the config.
     """
     text = checkpoint.tokenizer_json()
     if text is not None:
@@ -659,7 +674,7 @@ def checked_tokenizer(checkpoint: "Checkpoint") -> str | None:
 
 
 def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the texts; raise `UserError` at a text with half a surrogate pair, which UTF-8 can't encode."""
+    """Yield the texts. Raises `UserError` for a text with a lone surrogate, which UTF-8 can't encode."""
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, str):
             raise UserError(f"text {number}: must be text, not {type(line).__name__}")
@@ -668,6 +683,6 @@ def unicode_texts(lines: Iterable[str]) -> Iterator[str]:
         except UnicodeEncodeError as error:
             raise UserError(
                 f"text {number} holds a lone surrogate at character {error.start + 1}; "
-                'it is no Unicode text: leave it out, or read a file with errors="replace"'
+                'leave it out, or read the file with errors="replace"'
             ) from None
         yield line

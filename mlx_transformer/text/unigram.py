@@ -1,9 +1,8 @@
-"""A vocabulary of pieces, learned here, that SentencePiece reads, and so Marian's engines (Kudo 2018, "Subword
-Regularization", section 3.2: a unigram language model).
+"""Train a unigram vocabulary that SentencePiece and Marian's engines can read.
 
-`</s>` is 0 and `<unk>` 1, as these engines have it, and `<pad>` behind all pieces: their files don't have it, and it is
-what the decoder starts with. Text is not normalised, but for spaces: none at either end, and never two. Text without a
-piece becomes `<unk>`, so that text comes back only if it is of characters that were learned from.
+Source: Kudo 2018, "Subword Regularization", section 3.2. Ids as in these engines: `</s>` 0, `<unk>` 1, then the pieces;
+`<pad>`, with which the decoder starts, is last, as their files lack it. Text is normalised only in its spaces: those at
+both ends and repeated ones are removed. Characters that the training text lacks become `<unk>`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ SPECIAL = (Piece("</s>", 0.0, CONTROL), Piece("<unk>", 0.0, UNKNOWN))
 
 
 def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn pieces from `lines` (both languages together), so many that there are `vocab_size` ids.
+    """Learn a vocabulary of `vocab_size` ids from `lines` (both languages together).
 
-    There are fewer where the text has no more, and more where it has more characters, each of which is a piece.
-    `UserError` for text that isn't Unicode, or has no character.
+    It is smaller if the text has too few candidates, and larger if the text has more characters than that, as each
+    character is a piece. Raises `UserError` for empty text and for text that isn't Unicode.
     """
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Replace(tokenizers.Regex(SPACES_PATTERN), "")
@@ -39,7 +38,7 @@ def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     texts = [text for text in unicode_texts(lines) if text.strip()]
     if not texts:
-        raise UserError("vocabulary: there is no text to learn it from")
+        raise UserError("the vocabulary can't be learned: all lines are empty")
     backend.train_from_iterator(texts, trainer)
     vocabulary = json.loads(backend.to_str())["model"]["vocab"][len(SPECIAL) :]
     pieces = sorted(_settled(vocabulary), key=lambda piece: (-piece.score, piece.text))
@@ -48,8 +47,8 @@ def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _settled(pieces: Sequence[tuple[str, float]]) -> Iterator[Piece]:
-    """Take from the scores what differs from run to run: the last digits, since threads add up in any order, and which
-    of the rarest characters is before which."""
+    """Make the scores the same in each run: round to float32, since threads add up in any order, and give all of the
+    rarest characters the lowest score of a longer piece."""
     least = min((score for text, score in pieces if len(text) > 1), default=0.0)
     for text, score in pieces:
         yield Piece(text, float(np.float32(max(score, least))))

@@ -108,7 +108,7 @@ def test_both_runtimes_have_the_same_verbs(place):
     ids = models[0].tokenizer.encode_batch(LINES)
     assert models[0].generate(ids, beam=2) == models[1].generate(ids, beam=2)
     for model in models:
-        with pytest.raises(UserError, match="n_best=2: generate returns the best alone; search returns several"):
+        with pytest.raises(UserError, match="n_best=2: generate returns only the best output; search returns several"):
             model.generate(ids, beam=2, n_best=2)
         with pytest.raises(UserError, match="expected text, or a list of lines, not int"):
             model.translate(3)
@@ -177,7 +177,7 @@ def test_one_file(place):
     assert [t.text for t in model.n_best(LINES[0], beam=2, n_best=2)] == [
         t.text for t in folder.n_best(LINES[0], beam=2, n_best=2)
     ]
-    with pytest.raises(UserError, match="n_best=2: generate returns the best alone"):
+    with pytest.raises(UserError, match="n_best=2: generate returns only the best output"):
         model.generate([[5, 2]], beam=2, n_best=2)
     assert model.generate([[5, 2]], [[5]]) == folder.generate([[5, 2]], [[5]])
     with pytest.raises(UserError, match="takes ids, no vectors"):

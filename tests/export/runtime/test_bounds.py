@@ -150,7 +150,7 @@ def test_what_is_translated_is_text(kind, folder):
             model.translate(lines)
     with pytest.raises(UserError, match="text 2 holds a lone surrogate at character 3"):
         model.translate(["a", "bc\ud800"])
-    with pytest.raises(UserError, match="n_best=2: translate returns the best alone; n_best returns several"):
+    with pytest.raises(UserError, match="n_best=2: translate returns only the best output; n_best returns several"):
         model.translate(LINES, beam=2, n_best=2)
     assert [len(found) for found in model.n_best(LINES, beam=2, n_best=2)] == [2, 2]
 

@@ -132,7 +132,7 @@ def test_an_encoder_alone(tmp_path):
     mask = np.arange(8) < np.array([[8], [3]])
     np.testing.assert_allclose(onnx.logits(ids, mask)[mask], np.array(model(ids, mask))[mask], atol=1e-4)
     np.testing.assert_allclose(onnx.encode(ids, mask)[mask], np.array(model.encode(ids, mask))[mask], atol=1e-4)
-    with pytest.raises(UserError, match="an encoder alone generates nothing"):
+    with pytest.raises(UserError, match="an encoder-only model can't generate"):
         onnx.generate(ids)
 
 

@@ -126,7 +126,7 @@ def test_what_a_file_can_not(chats, call, tmp_path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             asked()
-    refused(call("web", chats / "model.onnx", "-o", tmp_path / "page"), "a page that chats needs a decoder's folder")
+    refused(call("web", chats / "model.onnx", "-o", tmp_path / "page"), "to chat, export the decoder as a folder")
 
 
 TEXTS = ["hello there", "x", "", " leading", "Grüße, 東京 <|im_end|>", "a\nb\n", "  two  spaces 123", "</s> <s>"]

@@ -151,5 +151,5 @@ def test_pieces_that_operators_cut_otherwise_are_refused(tmp_path):
     values = json.loads(Tokenizer.load(model).to_json())
     entry = next(pair for pair in values["model"]["vocab"] if pair[0].startswith("▁") and len(pair[0]) > 3)
     entry[0] = f"{entry[0]}\ue000"
-    with pytest.raises(UserError, match="operators can't look up what its model doesn't know"):
+    with pytest.raises(UserError, match="no operator looks up these tokens that its model lacks"):
         PieceOps(json.dumps(values), config)

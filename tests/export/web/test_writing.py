@@ -192,7 +192,7 @@ def test_what_a_page_cannot_run_is_refused(text_folder, made, tmp_path):
     model = onnx.load(made / "mine.onnx")
     del model.metadata_props[:]
     onnx.save(model, tmp_path / "foreign.onnx")
-    refused("holds no search of ours", tmp_path / "foreign.onnx")
+    refused("has no search inside", tmp_path / "foreign.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     refused("cannot be read as an ONNX model", tmp_path / "broken.onnx")
 
@@ -245,7 +245,7 @@ def test_models_of_other_weights_and_tokenizers_are_refused(text_folder, made, t
         {"pre_tokenizer": values["pre_tokenizer"]["pretokenizers"][1]},
     ):
         (tmp_path / "web/tokenizer.json").write_text(json.dumps({**values, **change}))
-        with pytest.raises(UserError, match="its tokenizer is none that this project trains"):
+        with pytest.raises(UserError, match="unsupported tokenizer; a page has those that this project trains"):
             read_models(tmp_path / "web")
 
 

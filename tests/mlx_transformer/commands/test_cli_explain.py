@@ -68,7 +68,7 @@ def test_claims_are_computed_in_a_clone(call, tmp_path, monkeypatch):
     refused(call("claims", "36", "--model", tmp_path / "none"), "no such folder")
     refused(call("claims", "30", "--model", tmp_path / "none", "--sentence", "one"), "no such folder")
     monkeypatch.setattr(looking, "DOCS", tmp_path)  # as in site-packages
-    refused(call("claims", "7"), "claims lie in docs/claims of the project's repository", "run this in a clone")
+    refused(call("claims", "7"), "not installed with the package, only in docs/claims", "run this in a clone")
 
 
 def test_other_options_of_claims_are_theirs_alone(call, made):

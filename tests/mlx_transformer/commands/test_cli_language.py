@@ -124,7 +124,7 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["translate", "decoder", "x"], "translating needs an encoder-decoder; architecture='decoder' is for generate"),
         (["translate", "encoder-onnx", "x"], "architecture='encoder' is for fill"),
         (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
-        (["generate", "encoder", "x", "--cache-bits", "8"], "has no cached keys and values for --cache-bits"),
+        (["generate", "encoder", "x", "--cache-bits", "8"], "caches no keys and values: leave out --cache-bits"),
         (["generate", "decoder-onnx", "x", "--cache-bits", "8"], "--cache-bits is for checkpoints, which MLX runs"),
         (
             ["generate", "decoder", "x", "--cache-bits", "4"],

@@ -88,10 +88,10 @@ def test_what_model_it_fits():
     for changes, said in (
         ({"source_vocab_size": 267}, "here: source tokenizer of 268 tokens, but the model has 267"),
         ({"vocab_size": 274}, "here: tokenizer of 275 tokens, but the model has 274"),
-        ({"source_vocab_size": 275, "tie_embeddings": "all"}, "here: tie_embeddings='all' is one table for both"),
+        ({"source_vocab_size": 275, "tie_embeddings": "all"}, "here: tie_embeddings='all' shares an embedding"),
         (
             {"architecture": "decoder", "encoder_layers": 0, "source_vocab_size": 275},
-            "here: architecture='decoder' has one vocabulary, its tokenizer has two",
+            "here: architecture='decoder' has one vocabulary, but its tokenizer has two",
         ),
     ):
         with pytest.raises(UserError, match=said):

@@ -117,10 +117,10 @@ def test_what_is_looked_up():
 @pytest.mark.parametrize(
     ("config", "options", "reason"),
     [
-        ({}, {}, "speculate=4 is for a decoder alone, and this model has an encoder"),
-        (DECODER, {}, "needs a graph that reads several tokens at a step"),
-        (DECODER, {"beam": 2}, "checks guesses of one hypothesis, not of a beam"),
-        (DECODER, {"candidates": [[3, 4]]}, "guesses any token, not candidates alone"),
+        ({}, {}, "speculate=4 is for decoder-only models, and this model has an encoder"),
+        (DECODER, {}, "needs a graph that reads several tokens per step"),
+        (DECODER, {"beam": 2}, "can't be used with a beam"),
+        (DECODER, {"candidates": [[3, 4]]}, "can't be used with candidates"),
     ],
 )
 def test_refusals(config, options, reason):
@@ -140,7 +140,7 @@ def test_a_draft_model_must_fit():
     with pytest.raises(UserError, match="a draft model with another vocabulary: 9 tokens, not 8"):
         generate(toy, [[4, 5]], speculate=4)
     toy.draft = SimpleNamespace(config=Toy().config, takes_back=True)
-    with pytest.raises(UserError, match="a draft model that is for a decoder alone"):
+    with pytest.raises(UserError, match="a draft model that is for decoder-only models"):
         generate(toy, [[4, 5]], speculate=4)
 
 

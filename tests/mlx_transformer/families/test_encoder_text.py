@@ -197,5 +197,5 @@ def test_a_file_that_ends_no_text_is_refused(tmp_path):
 
 def test_a_wordpiece_without_its_unknown_token():
     specification = {"model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"a": 0}}}
-    with pytest.raises(UserError, match="doesn't have its own token for unknown words"):
+    with pytest.raises(UserError, match="is not in its vocabulary"):
         Tokenizer(json.dumps(specification))

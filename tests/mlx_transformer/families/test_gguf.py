@@ -160,20 +160,20 @@ def test_tables_of_frequencies_belong_to_the_config(tmp_path):
     ("name", "keys", "expected"),
     [
         ("mamba", {}, "general.architecture is 'mamba'"),
-        ("llama", {"expert_count": 8}, "llama.expert_count=8 isn't read"),
+        ("llama", {"expert_count": 8}, "llama.expert_count=8 is not supported"),
         (
             "llama",
             {"attention.head_count": np.array([4, 8], np.int32)},
-            "llama.attention.head_count has several values",
+            "llama.attention.head_count differs between layers",
         ),
-        ("llama", {"attention.value_length": 8}, "value_length is 8, and keys have 16"),
+        ("llama", {"attention.value_length": 8}, "value_length is 8, but keys have 16"),
         (
             "llama",
             {"embedding_length": None, "block_count": 0},
-            "embedding_length is None, no size; .*block_count is 0",
+            "embedding_length is None, not a positive integer; .*block_count is 0",
         ),
-        ("llama", {"embedding_length": "wide"}, "embedding_length is 'wide', no number"),
-        ("gemma3", {"attention.sliding_window_pattern": "no"}, "pattern is 'no', no period"),
+        ("llama", {"embedding_length": "wide"}, "embedding_length is 'wide', not a number"),
+        ("gemma3", {"attention.sliding_window_pattern": "no"}, "pattern is 'no', neither a period"),
     ],
 )
 def test_what_is_not_read_is_named(name, keys, expected, tmp_path):
@@ -216,14 +216,14 @@ def test_pieces_with_scores():
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"pre": "superbpe"}, "pre is 'superbpe', a way to cut text that isn't read"),
-        ({"model": "rwkv"}, "model is 'rwkv'; read are gpt2 and llama"),
+        ({"pre": "superbpe"}, "pre is 'superbpe', an unsupported pre-tokenizer"),
+        ({"model": "rwkv"}, "model is 'rwkv'; supported: gpt2, llama"),
         ({"tokens": ["a", "a", "b"], "token_type": np.ones(3, np.int32)}, "tokens has a token twice"),
         ({"token_type": np.ones(3, np.int32)}, "token_type has 3 values for 260 tokens"),
         ({"tokens": None}, "tokens is no list of strings"),
         ({"merges": ["h"]}, "merges: 'h' is no pair"),
         ({"merges": ["h zz"]}, "merges: 'h zz' are no tokens"),
-        ({"eos_token_id": 260}, "eos_token_id is 260, and there are 260 tokens"),
+        ({"eos_token_id": 260}, "eos_token_id is 260, but there are 260 tokens"),
     ],
 )
 def test_a_vocabulary_that_is_not_read(changed, expected, text_pairs):
@@ -302,18 +302,18 @@ def test_templates_and_ends_come_back(tmp_path):
     texts = settings_text({"end_ids": (378, 377, 375), "max_new_tokens": 9})
     save_checkpoint(tmp_path / "model", config, random_weights(config, 0), text, texts=texts, force=True)
     notes = to_gguf(tmp_path / "model", tmp_path / "x.gguf", force=True)
-    assert notes == ["left behind of how it generates: max_new_tokens, end_ids [375]"]
-    with pytest.raises(UserError, match=r"model\.bin: name it model\.bin\.gguf, by which"):
+    assert notes == ["generation settings that GGUF can't store: max_new_tokens, end_ids [375]"]
+    with pytest.raises(UserError, match=r"model\.bin: name it model\.bin\.gguf; programs know"):
         to_gguf(tmp_path / "model", tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("llama-wide", "activation='gelu', there 'silu'"),
-        ("qwen3-biased", "attention_bias=True, there False"),
+        ("llama-wide", "activation='gelu' becomes 'silu'"),
+        ("qwen3-biased", "attention_bias=True becomes False"),
         ("qwen3-yarn", "'truncate': False, .*'attention_factor': 1.3"),
-        ("gpt2-unscaled", "attention_scale=1.0, there None"),
+        ("gpt2-unscaled", "attention_scale=1.0 becomes None"),
     ],
 )
 def test_what_llama_cpp_can_not_say_is_refused(name, expected, tmp_path):

@@ -152,7 +152,7 @@ def test_marian_with_two_vocabularies_and_one_table_works_on_ids(sides, tmp_path
     settings = {"separate_vocabs": True}
     write_model(tmp_path / "theirs", marian_config(vocabulary), **files, tokenizer_config__json=settings)
     (note,) = import_huggingface(tmp_path / "theirs", tmp_path / "ours")
-    assert "is one table for both languages" in note
+    assert "shares an embedding between the languages" in note
 
 
 def test_marian_with_a_vocabulary_for_each_language(sides, tmp_path):
@@ -184,7 +184,7 @@ def without_unknown(vocabulary: dict) -> dict:
 DAMAGE = {
     "no vocabulary of at most": lambda v: {**v, "x": 10**12},
     "the vocabulary has no </s>": lambda v: {t: i for t, i in v.items() if t != "</s>"},
-    "two tokens of one id": lambda v: {**v, "x": 7},
+    "two tokens with the same id": lambda v: {**v, "x": 7},
     "the vocabulary has no <unk>": without_unknown,
     "pad_id is 3 in the tokenizer": lambda v: {**v, "<pad>": 3, next(t for t, i in v.items() if i == 3): v["<pad>"]},
     "damaged, or not JSON": lambda v: "{",
@@ -213,7 +213,7 @@ def test_a_damaged_model_stays_behind_with_a_note(sides, tmp_path):
 
 WRONG_ROLES = {
     "the ids of pad and bos": [{"pad": 10**6}, {"bos": -1}, {"pad": "0"}, {"bos": None}],
-    "its target's pieces are none of its own": [{"target": json.loads(Tokenizer.train(["a"], 300).to_json())}],
+    "the target's pieces don't fit its vocabulary": [{"target": json.loads(Tokenizer.train(["a"], 300).to_json())}],
     "its pieces without an id": [
         {"missing": 3},
         {"missing": [["a"]]},

@@ -141,9 +141,9 @@ def test_adapters_stand_beside_integers_and_are_written_back(name, tmp_path, cap
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"fine_tune_type": "ia3"}, "fine_tune_type 'ia3' is none of lora, dora, full"),
-        ({"lora_parameters": {"rank": 3, "alpha": 20}}, "must have a rank and a scale"),
-        ({"fine_tune_type": "full"}, "model.layers.1.mlp.down_proj is no part of full fine-tuning"),
+        ({"fine_tune_type": "ia3"}, "fine_tune_type 'ia3' is not lora, dora or full"),
+        ({"lora_parameters": {"rank": 3, "alpha": 20}}, "must have rank and scale"),
+        ({"fine_tune_type": "full"}, "model.layers.1.mlp.down_proj doesn't belong to fine_tune_type full"),
         ({"model": None}, "model names no base"),
         ({"model": "../qwen3-3"}, "model.layers.1.mlp.down_proj: .* don't fit the base's"),
     ],

@@ -160,12 +160,12 @@ def copied(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"peft_type": "IA3"}, "peft_type 'IA3': LORA can be read"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'; supported: LORA"),
         ({"peft_type": None}, "peft_type None"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' changed the base too"),
-        ({"alora_invocation_tokens": [4]}, "alora_invocation_tokens=.* is none of what can be read"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights 'pissa_niter_4' changed the base, too"),
+        ({"alora_invocation_tokens": [4]}, "alora_invocation_tokens=.* is not supported"),
         ({"lora_alpha": "x"}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"(": 1}}, "its keys are no regular expressions"),
+        ({"alpha_pattern": {"(": 1}}, "a key is no regular expression"),
         ({"modules_to_save": "x"}, "modules_to_save='x' is no list of names"),
         ({"alpha_pattern": [1]}, "alpha_pattern an object of numbers"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path names no base"),

@@ -237,7 +237,7 @@ def test_bart_merges_bytes(space, tmp_path):
 BART_DAMAGE = {
     "is no pair of tokens": lambda v, m: (v, m + "a b c\n"),
     "the vocabulary has no </s>": lambda v, m: ({t: i for t, i in v.items() if t != "</s>"}, m),
-    "has two tokens of one id": lambda v, m: ({**v, "more": 9}, m),
+    "has two tokens with the same id": lambda v, m: ({**v, "more": 9}, m),
     "not a tokenizer that": lambda v, m: (v, m + "unheard of\n"),
     "ids are not 0 to": lambda v, m: ({**v, "more": len(v) + 2}, m),
 }

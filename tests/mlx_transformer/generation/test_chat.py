@@ -95,7 +95,7 @@ def test_an_answer_has_room_up_to_the_model_s_positions(models):
         limit = model._chat_prompt(HELLO, {})[1]["max_new_tokens"]
         assert limit + len(model.chat_ids(HELLO)) == CONFIG.max_positions + 1
     for alone in ("Hi", {"role": "user", "content": "Hi"}):
-        with pytest.raises(UserError, match=r"is no list of messages: give \[{"):
+        with pytest.raises(UserError, match=r"is not a list of messages: give \[{"):
             models[-1].chat(alone)
     with pytest.raises(UserError, match="tokens, the model takes at most 256"):
         models[-1].chat([{"role": "user", "content": "a " * 400}])

@@ -122,7 +122,7 @@ def test_n_best_is_in_order_and_distinct():
 
 def test_generate_returns_the_best_alone():
     """More of them are not silently left out."""
-    with pytest.raises(UserError, match="n_best=2: generate returns the best alone; search returns several"):
+    with pytest.raises(UserError, match="n_best=2: generate returns only the best output; search returns several"):
         generate(Toy(seed=2), ROWS, beam=2, n_best=2)
 
 

@@ -68,7 +68,7 @@ def test_refusals():
             UpperCase().translate(wrong)
     with pytest.raises(UserError, match="line 2: must be text, not int"):
         UpperCase().translate(["one", 2])
-    with pytest.raises(UserError, match="n_best=2: translate returns the best alone; n_best returns several"):
+    with pytest.raises(UserError, match="n_best=2: translate returns only the best output; n_best returns several"):
         UpperCase().translate("one", beam=2, n_best=2)
     with pytest.raises(UserError, match="overlong='cut' is not one of error, truncate, split, skip"):
         UpperCase().translate(["one"], overlong="cut")

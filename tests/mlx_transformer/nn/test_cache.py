@@ -155,7 +155,7 @@ def test_integers_are_read_as_the_numbers_they_stand_for(
 def test_heads_that_integers_can_not_hold() -> None:
     with pytest.raises(UserError, match="cache_bits=5: choose 4 or 8"):
         decoder_only().use_cache_bits(5)
-    with pytest.raises(UserError, match="its heads have 4 numbers"):
+    with pytest.raises(UserError, match="its heads are 4 wide"):
         check_cache(decoder_only().config, 8, "model")
 
 

@@ -57,5 +57,5 @@ def test_sentencepieces_file_holds_all_of_it(tokenizer: Tokenizer) -> None:
 def test_little_text_makes_few_pieces_and_none_is_refused() -> None:
     few = train_unigram(["a b c"], 300)
     assert few.decode(few.encode("c a b")) == "c a b"
-    with pytest.raises(UserError, match="no text to learn it from"):
+    with pytest.raises(UserError, match="all lines are empty"):
         train_unigram(["", "  "], 300)
