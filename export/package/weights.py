@@ -1,6 +1,6 @@
 """Move weights from a checkpoint into a data file beside the graphs, with a single tensor in memory at a time.
 
-An initializer is a parameter, an array computed from parameters (`precision/late_weights.py`), or a constant of the
+An initializer is a parameter, an array computed from parameters (`products.LateWeight`), or a constant of the
 graph builder. Offsets are aligned to 64 bytes, a cache line, for runtimes that map the file.
 """
 

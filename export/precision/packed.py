@@ -3,43 +3,44 @@
 A checkpoint stores a quantised matrix as integers, with a scale and a bias per group (`core/quantization.py`). A graph
 reads them in one of two ways.
 
-`unpack_on_load`, for the precision float32: operations whose result has the parameter's name replace the parameter.
-They are standard operators of opset 20, with which any runtime computes `mx.dequantize` bit for bit.
+`unpack_on_load`, for the precision float32: operations compute the parameter from its integers. They are standard
+operators of opset 20, with which any runtime computes `mx.dequantize` bit for bit.
 
     NAME.q4 (O, 1, D/2) uint8 --> shift, mask --> Reshape --> Cast --> Mul --> Add --> Reshape --> NAME.weight (O, D)
     NAME.scales (O, G, 1) ----------------------------------------------^       ^
     NAME.biases (O, G, 1) ------------------------------------------------------/
 
-A matrix of short floats has tables of their values in place of the formula: Gather(values, q) * Gather(values, scales).
-The file stores each value in its own number of bits: 3, 5 and 6 bits in two parts, e.g. 6 as 4 + 2. ONNX Runtime folds
-the operations when it loads a graph, which takes 23 bytes a number (9 in `OnnxTransformer`, which computes one matrix
-at a time before: `runtime/unpacking`); from then on the model is a float32 model. (A blocked DequantizeLinear, scale *
-(q - zero), rounds differently and would give another matrix.)
+Short floats (e.g. mxfp4) are looked up in tables instead: Gather(values, q) * Gather(values, scales). The file stores
+each integer in its own number of bits: 3, 5 and 6 bits in two parts, e.g. 6 as 4 + 2.
 
-`use_packed_operators`, for the precision packed: ONNX Runtime's block operators, with weights packed in memory too.
+ONNX Runtime computes the matrices once, when it loads a graph, and then runs a float32 model. Loading takes 23 bytes a
+weight, or 9 in `OnnxTransformer`, which computes them before, one after the other (`runtime/unpacking`). (A blocked
+DequantizeLinear, scale * (q - zero), rounds differently and would give another matrix.)
+
+`use_packed_operators`, for the precision packed: ONNX Runtime's block operators, with weights packed in memory, too.
 
     MatMul(x, W^T)     MatMulNBits(x, B (O, G, b * bits / 8), scales (O, G), zero points)
     Gather(W, ids)     GatherBlockQuantized(B (V, D * bits / 8), ids, scales (V, G), zero points)
 
-They compute w = scale * (q - zero), MLX computes scale * q + bias. Up to the rounding of one sum the results are equal
-if zero = -bias / scale is a whole number within q's type. MLX chooses its scales this way, unless it computed them in a
-lower precision or all weights of a group are far from zero; most of GGUF's types don't. A product with such groups
-takes the nearest whole number, and adds what is left of each group's weights, times the sum of its activations:
+They compute w = scale * (q - zero), MLX computes scale * q + bias. Up to the rounding of a sum, the results are equal
+if zero = -bias / scale is a whole number in q's range. MLX chooses its scales this way, unless it computed them in a
+lower precision or all weights of a group are far from zero; most of GGUF's types don't. For other groups, a product
+uses the nearest whole number and adds the rest of the bias, times the sum of the group's activations:
 
     y = MatMulNBits(x, W) + (x S) rest        S (D, G): sums of groups; rest (G, O) = bias + scale * zero
 
-A table with such a group is unpacked on load, and so is a matrix with other readers than these two. 3-bit integers are
-stored in 4 bits, 5 and 6-bit integers in 8.
+An embedding with such a group is unpacked on load, and so is a matrix that other operations read, too. 3-bit integers
+are stored in 4 bits, 5 and 6-bit integers in 8.
 
 If the checkpoint has an adapter (LoRA or DoRA), its trained matrices are added to the integers:
 
     unpacked on load    W --> Cast --> Add f B A --> [Mul m / norm] --> Cast --> NAME.weight    in float64, rounded once
     block operators     y = MatMulNBits(x, W) + (x A^T) (f B)^T   [times m / norm]
 
-The first is computed once, when a runtime loads the graph, and gives the merged matrix; the second in every pass.
-Brackets show DoRA's part; the norms are computed when the graph is written.
+The first gives the merged matrix, once, when a runtime loads the graph; the second is computed in every pass. Brackets
+show DoRA's part; the norms are computed when the graph is written.
 
-Shapes: O rows, D columns, G groups of b columns in a row, V entries of a table; adapter: R rank, A (R, D), B (O, R),
+Shapes: O rows, D columns, G groups of b columns in a row, V rows of an embedding; adapter: R rank, A (R, D), B (O, R),
 m / norm (O,).
 """
 
@@ -69,13 +70,13 @@ A, B, GAIN = "lora_a", "lora_b", "gain"
 
 
 def delta_of(checkpoint: Checkpoint, name: str) -> WeightDelta | None:
-    """The adapter's change of this quantised parameter; None if it has none."""
+    """The adapter's change of a quantised parameter; None without one."""
     quantised = checkpoint.adapter is not None and name in checkpoint.quantization
     return checkpoint.adapter.delta(name) if quantised and checkpoint.adapter is not None else None
 
 
 def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, name: str) -> ir.Value:
-    """The parameter `name` from its float32 matrix `w`: with the adapter's change merged, if it has one."""
+    """Add nodes that merge the adapter's change of parameter `name`, if any, into its float32 matrix w (O, D)."""
     delta = delta_of(checkpoint, name)
     if delta is None:
         return w
@@ -102,7 +103,7 @@ def merged_on_load(add: Nodes, w: ir.Value, path: str, checkpoint: Checkpoint, n
 
 
 def added_each_pass(add: Nodes, linear: Linear, y: ir.Value, checkpoint: Checkpoint) -> ir.Value:
-    """The product `y` with a matrix's integers, plus the adapter's branch, if it has one."""
+    """Add nodes for the adapter's branch, if any, to a product y (..., O) with a matrix's integers."""
     name = str(linear.weight.name)
     delta = delta_of(checkpoint, name)
     if delta is None:
@@ -148,23 +149,23 @@ TOLERANCE = 2.0**-21
 
 
 def check_integers(checkpoint: Checkpoint, precisions: Sequence[str]) -> None:
-    """Raise `UserError` if a precision doesn't fit the checkpoint, e.g. int8 for matrices quantised by MLX."""
+    """Raise `UserError` if a precision doesn't fit the checkpoint, e.g. int8 for a quantised checkpoint."""
     folder, quantized = checkpoint.folder, checkpoint.quantization
     if again := [name for name in precisions if PRECISIONS[name].rounds_blocks and quantized]:
-        raise UserError(f"{folder}: is quantised; {again[0]} would round again: packed keeps its integers")
+        raise UserError(f"{folder}: is quantised, and {again[0]} would round it again: choose packed")
     if halves := [n for n in precisions if PRECISIONS[n].form == "floats" and PRECISIONS[n].bits == 16 and quantized]:
-        raise UserError(f"{folder}: is quantised; {halves[0]} takes more room than its integers: float32 or packed")
+        raise UserError(f"{folder}: is quantised, and {halves[0]} would be larger: choose float32 or packed")
     if "packed" in precisions and not quantized:
-        raise UserError(f"{folder}: isn't quantised; packed is for what mlx-transformer quantize writes")
+        raise UserError(f"{folder}: isn't quantised: run mlx-transformer quantize before packed")
     if "packed" in precisions and all(nearest_zeros(checkpoint.packed(name)) is None for name in quantized):
-        raise UserError(f"{folder}: no matrix is of integers in steps: export it in float32, which is as small")
+        raise UserError(f"{folder}: packed has no short floats: choose float32, whose file is as small")
 
 
 def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: str = DEFAULT_ACTIVATIONS) -> None:
-    """Use block operators for quantised matrices, of tables those with whole zero points, in a built graph without
-    weights.
+    """Use block operators in a built graph without weights: for quantised matrices, and for embeddings if all their
+    zero points are whole.
 
-    `activations`: "int8" or "float32"; with float32 a product is slower than that of a float32 matrix, at any size.
+    activations: "int8" or "float32", in products. With float32, a product is slower than with a float32 matrix.
     """
     known: dict[str, Rest] = {}
     sums: dict[tuple[ir.Graph | None, ir.Value, int], ir.Value] = {}
@@ -190,15 +191,15 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 Rest = Literal["unpacked", "none", "added"]
-"""What becomes of the part of a matrix that whole zero points leave: nothing is left, it is added to the product, or
-the matrix is unpacked."""
+"""The rest of the biases with whole zero points: "none", or "added" to the product; or the matrix must be
+"unpacked"."""
 REST, SUMS = "rest", "sums_of"
-"""The suffix of that part's name, and the prefix of the name of the matrix that sums groups."""
+"""Suffix of the rest's name, and prefix of the name of the matrix that sums groups."""
 
 
 def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None for short floats, or if a group's isn't
-    whole or doesn't fit."""
+    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None for short floats, and if a zero point isn't
+    whole or is out of range."""
     zero = nearest_zeros(packed)
     return None if zero is None or zero[1] is not None else zero[0]
 
@@ -225,7 +226,8 @@ def _multiply(
     activations: str,
     sums: dict[tuple[ir.Graph | None, ir.Value, int], ir.Value] | None,
 ) -> None:
-    """sums: the sums of groups (..., G) made so far, of each x; None if the matrix has no rest."""
+    """Replace a product by MatMulNBits. sums: {(graph, x, G): sums of x's groups (..., G)}, shared by products with the
+    same x; None if the matrix has no rest."""
     add = Nodes(model, linear.node)
     rows, width = extent(linear.weight, 0), extent(linear.weight, 1)
     scheme = checkpoint.quantization[str(linear.weight.name)]
@@ -274,7 +276,7 @@ def _look_up(model: ir.Model, lookup: Lookup, checkpoint: Checkpoint) -> None:
 def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> list[ir.Value]:
     """Integers, scales and zero points of a matrix as initializers.
 
-    kind: "blocks" or "rows", the integers' shape for a product or a lookup; the file stores the bytes of both once.
+    kind: "blocks" for a product, "rows" for a lookup; they differ in shape, and the file stores their bytes once.
     """
     name = str(weight.name)
     scheme = checkpoint.quantization[name]
@@ -290,7 +292,8 @@ def _stored(add: Nodes, weight: ir.Value, checkpoint: Checkpoint, kind: str, sha
 
 
 def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
-    """The operators' form of a matrix: bytes (O, D * bits / 8), scales (O, G), zero points packed into bytes too."""
+    """A matrix in the operators' form: bytes (O, D * bits / 8), scales (O, G), bytes of zero points (O, G * bits /
+    8)."""
     zero = nearest_zeros(packed)
     assert zero is not None
     bits, (count, width) = HELD_IN[packed.scheme.bits], packed.shape
@@ -301,7 +304,11 @@ def blocks(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDAr
 
 
 def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack (O, N) into bytes (O, N * bits / 8, rounded up). Neighbours share a byte, the first in the lowest bits."""
+    """Pack (O, N) into bytes (O, N * bits / 8, rounded up). Neighbours share a byte, the first in the lowest bits.
+
+    >>> in_bytes(np.array([[1, 2, 3]], np.uint8), 4)
+    array([[33,  3]], dtype=uint8)
+    """
     each = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % each))).reshape(len(values), -1, each)
     return np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=2)
@@ -314,11 +321,11 @@ def from_bytes(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 PARTS = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""{bits of an integer: bits in each stored part}, the lowest bits first. Each divides 8, so that parts fill bytes."""
+"""{bits of an integer: bits of its stored parts}, the lowest bits first. Each number divides 8, so parts fill bytes."""
 
 
 def unpack_on_load(model: ir.Model, checkpoint: Checkpoint) -> None:
-    """Compute the quantised parameters of `checkpoint` from their integers, in a built graph without weights."""
+    """Add nodes that compute the quantised parameters from their integers, to a built graph without weights."""
     for value in list(model.graph.initializers.values()):
         name = str(value.name)
         if name in checkpoint.quantization:
@@ -386,7 +393,7 @@ def planes(q: NDArray[np.uint8], parts: Sequence[int]) -> list[NDArray[np.uint8]
 
 
 def _unpacked(add: Nodes, packed: ir.Value, bits: int) -> ir.Value:
-    """Add nodes that unpack a part of `planes`: bytes (O, 1, W) -> values (O, 8 / bits, W), in the order of the row."""
+    """Add nodes that unpack a part of `planes`: bytes (O, 1, W) -> values (O, 8 / bits, W), in the row's order."""
     if bits == 8:
         return packed
     places = add.constant(np.arange(0, 8, bits, dtype=np.uint8)[:, None])

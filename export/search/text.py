@@ -1,14 +1,14 @@
 """Text in and out of a search graph: the base class of all tokenizers in graphs, byte-level BPE, added tokens.
 
 `BytePairOps` reads vocabularies of `train`, with the same ids and texts as `text/tokenizer.py`. `ByteLevelOps`
-cuts words as GPT-2 does, for BART. SentencePiece is in `pieces.py`, BERT's WordPiece in `wordpiece.py`.
+splits words as GPT-2 does, for BART. SentencePiece is in `pieces.py`, BERT's WordPiece in `wordpiece.py`.
 
 Four operators of onnxruntime-extensions (0.15.2) are used: HfJsonTokenizer merges bytes, StringRegexSplitWithOffsets
 and StringRegexReplace use RE2, StringJoin joins texts. Its other operators fail: HfJsonTokenizer can't compile our
 SPLIT_PATTERN, GPT2Tokenizer separates e from U+0301, and RobertaTokenizer takes the text `</s>` for the token.
 BpeDecoder returns `abcd` for the first of two rows `ab` and `cd`, and the byte 0xFF unchanged instead of U+FFFD.
 
-A text is taken apart at the tokens that a model's maker added, as `text/added_tokens.py` does it.
+A text is first split at the tokens that a model's maker added, as in `text/added_tokens.py`.
 
 Shapes: B lines, S longest line in tokens, N tokens of all lines (or bytes of all texts), P and Q ids around a line, W
 words of all lines, n hypotheses, T their tokens.
@@ -46,27 +46,27 @@ CODE_TEXTS = [*(bytes([byte]) for byte in range(256)), b"", "\ufffd".encode(), b
 """The UTF-8 of each code."""
 
 PIECES = r"(\p{Z}?\P{Z}{1,32}|\p{Z}{1,32})"
-"""Cuts the matches of `words_pattern` to the lengths of SPLIT_PATTERN."""
+"""Splits the matches of `words_pattern` to the lengths of SPLIT_PATTERN."""
 BLANK = "[\t-\r\x1c-\x1f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
-"""Only characters that str.strip() removes; such a line has an empty translation."""
+"""A blank line: only characters that str.strip() removes. Its translation is empty."""
 WHITE = r"\s\pZ\x{b}\x{85}"
-"""White space, as members of a class of RE2."""
+"""White space, as members of an RE2 class."""
 FAST = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "pad_token": "<pad>"})
 """The tokenizer_config.json that HfJsonTokenizer needs beside a tokenizer.json."""
 
 
 class TextOps(ABC):
-    """A tokenizer as operators. Subclasses cut text into tokens (`cut`), and spell tokens (`spell`)."""
+    """A tokenizer as operators. Subclasses split text into tokens (`cut`), and spell tokens (`spell`)."""
 
     size: int
-    """The model's number of ids. `size` itself serves as one more id: it ends every text and has no spelling."""
+    """The model's number of ids. `size` itself is an extra id, which ends every text and has no spelling."""
     positions: int
     pad: int
     before: list[int] | None = None
     """Ids before each line's tokens, e.g. [<s>]."""
     after: list[int] | None = None
     alone: int | None = None
-    """The id of an empty prompt, in a column before the others; None: no line is empty."""
+    """The id of an empty prompt, in a column before the others; None: each line has tokens."""
 
     @abstractmethod
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -74,7 +74,7 @@ class TextOps(ABC):
 
     @abstractmethod
     def spell(self, op: Op, tokens: ir.Value) -> ir.Value:
-        """Tokens (R, T) to strings (R, any number), to be joined into one text per row."""
+        """Tokens (R, T) to strings (R, any number); joined, they are the text of each row."""
 
     def encode(
         self, op: Op, text: ir.Value, prefix: ir.Value | None = None, suffix: ir.Value | None = None
@@ -89,7 +89,7 @@ class TextOps(ABC):
         return op.Concat(first, ids, axis=1), op.Concat(integer(op, empty), mask, axis=1)
 
     def continues(self, known: Tokenizer) -> None:
-        """Begin prompts as a decoder's runtimes do: behind the vocabulary's start token, if its texts have one."""
+        """Set up prompts of a decoder: no end token, and a start token if the vocabulary uses one."""
         self.before, self.after = known.start or None, None
         self.alone = None if self.before else known.bos_id
 
@@ -107,8 +107,7 @@ class BytePairOps(TextOps):
     """Byte-level BPE as `train` makes it."""
 
     def __init__(self, tokenizer: str, config: TransformerConfig):
-        """tokenizer: text of a tokenizer.json. Raises UserError if `train` didn't make it, or if it doesn't fit the
-        model."""
+        """tokenizer: text of a tokenizer.json. Raises UserError if it isn't from `train` or doesn't fit the model."""
         known = Tokenizer(tokenizer)
         fitting_tokenizer(config, known, "model", config.architecture, "text")
         specification = json.loads(tokenizer)
@@ -121,7 +120,7 @@ class BytePairOps(TextOps):
         letters = {letter: byte for byte, letter in enumerate(_byte_letters())}
         spelled = {id: t for t, id in specification["model"]["vocab"].items() if id not in known.special_ids}
         bytes_of = {id: [letters[letter] for letter in token] for id, token in spelled.items()}
-        for token in self.added:  # which may have letters that spell no byte
+        for token in self.added:  # they may have letters that spell no byte
             own = [letters.get(letter, -1) for letter in token.content]
             bytes_of |= {} if token.special else {token.id: list(token.content.encode()) if -1 in own else own}
         self.spelling = np.full((self.size + 1, max(map(len, bytes_of.values()))), -1, np.int16)
@@ -132,20 +131,20 @@ class BytePairOps(TextOps):
             self.continues(known)
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
-        """The operator's pre-tokenizer. Its input is already cut; without an expression that matches everything it
-        would cut it again, as GPT-2 does."""
+        """The operator's pre-tokenizer: an expression that matches everything, since its input is already split.
+        Without it the operator would split again, as GPT-2 does."""
         trained = json.loads(Tokenizer.train([], MIN_VOCAB_SIZE, mask=known.mask_id is not None).to_json())
         if _behaviour(specification) != _behaviour(trained):
             raise UserError(
-                "tokenizer.json: text in a graph needs a tokenizer that `train` or `import` made; export without text:"
-                " that file holds the tokenizer too, and translate and SearchModel take text"
+                "tokenizer.json: text in a graph needs a tokenizer from `train` or `import`; export without text:"
+                " translate and SearchModel take text with that file, too"
             )
         whole = {"type": "Split", "pattern": {"Regex": "[\\s\\S]+"}, "behavior": "Isolated", "invert": False}
         return {"type": "Sequence", "pretokenizers": [whole, specification["pre_tokenizer"]["pretokenizers"][1]]}
 
     def cut(self, op: Op, text: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         words, first_words = split(op, text, "words", words_pattern())
-        # An extra word, which belongs to no line: the operators don't take an empty list.
+        # An extra word after the last line, as the operators fail on an empty list.
         pieces, first_pieces = split(op, op.Concat(words, strings(op, "text.one", ["."]), axis=0), "pieces", PIECES)
         tokens, counts = self._merged(op, pieces)
         starts = op.Gather(op.CumSum(counts, 0, exclusive=1), op.Gather(first_pieces, first_words))  # (B+1,)
@@ -231,8 +230,8 @@ def well_formed(op: Op, stream: ir.Value) -> ir.Value:
 
 
 def lead_bytes() -> np.ndarray:
-    """(3, 257): for each byte how many bytes must follow (-1: it can't begin a character), and the range of the next
-    one."""
+    """(3, 257): for each byte the number of bytes that must follow (-1: it can't begin a character), and the lowest and
+    highest next byte."""
     table = np.zeros((3, SEPARATOR + 1), np.int64)
     needs, low, high = table
     needs[0x80:0xC2] = needs[0xF5:0x100] = -1
@@ -243,15 +242,14 @@ def lead_bytes() -> np.ndarray:
 
 
 def _byte_letters() -> str:
-    """The letters by which ByteLevel spells bytes (Radford et al. 2019): the byte itself if visible, otherwise from
-    U+0100 on."""
+    """ByteLevel's letter for each byte (Radford et al. 2019): the byte itself if visible, otherwise from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(0x100, 0x200))
     return "".join(chr(byte if byte in visible else next(others)) for byte in range(256))
 
 
 def _behaviour(specification: dict[str, Any]) -> list[Any]:
-    """All settings except the vocabulary, <mask>'s id and the merges: equal settings cut text equally."""
+    """All settings except the vocabulary, the merges and <mask>'s id. Equal settings split text into equal words."""
     model = {name: value for name, value in specification["model"].items() if name not in ("vocab", "merges")}
     names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
     added = specification.get("added_tokens") or []
@@ -267,8 +265,7 @@ def words_pattern() -> str:
 
 @cache
 def characters_of(members: str) -> str:
-    r"""The characters of a class of `tokenizers`' expressions, e.g. \p{L}, spelled as ranges for RE2, whose Unicode is
-    older."""
+    r"""The characters of a class in `tokenizers`, e.g. \p{L}, as ranges for RE2, whose version of Unicode is older."""
     others = normalizers.Replace(tokenizers.Regex(f"[^{members}]+"), "")
     return ranges(others.normalize_str("".join(map(chr, (*range(0xD800), *range(0xE000, 0x110000))))))
 
@@ -282,13 +279,13 @@ def ranges(characters: Iterable[str]) -> str:
 
 
 def one_of(texts: Iterable[str]) -> str:
-    """A group of RE2 that any of these texts matches, the longest first."""
+    """An RE2 group that matches any of these texts, the longest first."""
     longest_first = sorted(texts, key=len, reverse=True)
     return "(" + "|".join("".join(rf"\x{{{ord(letter):x}}}" for letter in text) for text in longest_first) + ")"
 
 
 def split(op: Op, text: ir.Value, name: str, pattern: str) -> tuple[ir.Value, ir.Value]:
-    """Cut text (B,) at the matches of an expression, and keep matches and gaps: pieces (W,), and each text's first
+    """Split text (B,) at the matches of an expression, and keep matches and gaps: pieces (W,), and each text's first
     piece (B+1,)."""
     patterns = strings(op, f"text.{name}", [pattern]), strings(op, "text.keep", ["(?s).*"])
     pieces, _, _, first = custom(op, "StringRegexSplitWithOffsets", text, *patterns, kinds="SIII")
@@ -302,7 +299,7 @@ def replaced(op: Op, text: ir.Value, name: str, pattern: str, by: str) -> ir.Val
 
 
 def strings(op: Op, name: str, values: Sequence[str | bytes]) -> ir.Value:
-    """A constant vector of strings, made at its first use in a graph and found again by its name."""
+    """A constant vector of strings; calls with the same name share it in a graph."""
     data = [value.encode() if isinstance(value, str) else value for value in values]
     return table(op, name, lambda: ir.StringTensor(data, shape=ir.Shape([len(data)]), name=name))
 
@@ -324,7 +321,7 @@ def custom(
 def value_of(
     op: Op, keys: ir.Value, values: Mapping[str, int] | Mapping[int, int], otherwise: int, rank: int = 1
 ) -> ir.Value:
-    """Look up each key in a hash table."""
+    """Look up each key in a hash table {key: value}; `otherwise` for other keys."""
     kind = "keys_strings" if isinstance(next(iter(values)), str) else "keys_int64s"
     pairs: dict[str, Any] = {kind: list(values), "values_int64s": list(values.values())}
     return custom(op, "LabelEncoder", keys, **pairs, default_int64=otherwise, shape=(None,) * rank)
@@ -335,40 +332,40 @@ def integer(op: Op, x: ir.Value) -> ir.Value:
 
 
 PYTHONS_WHITE = rf"{WHITE}\x{{1c}}-\x{{1f}}"
-"""What Python's str.strip() removes, as members of a class of RE2."""
+"""Characters that Python's str.strip() removes, as members of an RE2 class."""
 
 
 class Parts(NamedTuple):
-    """Lines taken apart. One part more, which is of no line, stands at the end: operators take no empty list."""
+    """Lines split at added tokens into W parts, and an extra part at the end, as operators fail on an empty list."""
 
     text: ir.Value
     """(W+1,)"""
     ids: ir.Value
-    """(W+1,) of added tokens, -1 of text between them."""
+    """(W+1,): the id of an added token; -1 for text between them."""
     first: ir.Value
-    """(B+1,): where each line begins, and where the last one ends."""
+    """(B+1,): the first part of each line, and W."""
 
     def without_tokens(self, op: Op, text: ir.Value | None = None) -> ir.Value:
-        """The texts, or what became of them, with a point in the place of each token."""
+        """The texts (W+1,), or `text` in their place, with "." for each token."""
         point = strings(op, "text.one", ["."])
         return op.Where(op.GreaterOrEqual(self.ids, 0), point, self.text if text is None else text)
 
     def apart(self, op: Op, inner: Parts) -> Parts:
-        """The same where `without_tokens` was taken apart again."""
+        """Insert `inner`, the parts of `without_tokens` split again, with the tokens in their places."""
         place = op.Slice(inner.first, [0], [-1], [0])
         is_token = op.GreaterOrEqual(self.ids, 0)
         place, own = (op.Compress(x, is_token, axis=0) for x in (place, self.ids))
         return Parts(inner.text, op.ScatterElements(inner.ids, place, own, axis=0), op.Gather(inner.first, self.first))
 
     def begins(self, op: Op) -> ir.Value:
-        """Whether a line begins with a part (W+1,)."""
+        """Whether a part is the first of its line (W+1,)."""
         none = op.Mul(op.Concat(self.ids, [0], axis=0), 0)
         marked = op.ScatterElements(none, self.first, op.Add(op.Mul(self.first, 0), 1), axis=0)
         return op.Cast(op.Slice(marked, [0], [-1], [0]), to=ir.DataType.BOOL)
 
 
 def parts_of(op: Op, text: ir.Value, name: str, tokens: Sequence[AddedToken], python: bool = False) -> Parts:
-    """Take text (B,) apart. python: as the tokenizers of transformers that are written in Python do."""
+    """Split text (B,) at added tokens. python: as the Python tokenizers of transformers do (`PythonSplitter`)."""
     if not tokens:
         one = strings(op, "text.one", ["."])
         first = op.Range(0, op.Add(op.Squeeze(op.Shape(text), [0]), 1), 1)
@@ -393,7 +390,7 @@ def parts_of(op: Op, text: ir.Value, name: str, tokens: Sequence[AddedToken], py
 
 
 def _words_alone(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
-    """Tokens with a word on either side become text, one with what stands there."""
+    """Turn tokens of `single_word` beside a letter into text, joined with their neighbours."""
     begins, word = parts.begins(op), word_characters()
     ends_word = custom_match(op, parts.text, f"(?s).*[{word}]")
     starts_word = custom_match(op, parts.text, f"(?s)[{word}].*")
@@ -407,10 +404,11 @@ def _words_alone(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) 
 
 
 def _joined(op: Op, parts: Parts, opens: ir.Value) -> Parts:
-    """Parts joined with those before them, but where a part opens; its `ids` are the places of their first parts."""
+    """Join each part with the part before it, unless it `opens` a new part (W+1,). Returns S joined parts; their `ids`
+    are the places of their first parts."""
     places = op.Range(0, op.Size(opens), 1)
-    opens = op.Or(opens, op.Equal(places, op.Sub(op.Size(opens), 1)))  # what is of no line
-    index = op.Sub(op.CumSum(integer(op, opens), 0), 1)  # (W+1,): which of those that stay
+    opens = op.Or(opens, op.Equal(places, op.Sub(op.Size(opens), 1)))  # the extra part at the end
+    index = op.Sub(op.CumSum(integer(op, opens), 0), 1)  # (W+1,): the joined part of each part
     start = op.Squeeze(op.NonZero(opens), [0])  # (S,)
     length = op.Sub(op.Concat(op.Slice(start, [1], [END], [0]), op.Reshape(op.Size(opens), [1]), axis=0), start)
     column = op.Range(0, op.ReduceMax(length, keepdims=0), 1)
@@ -422,16 +420,23 @@ def _joined(op: Op, parts: Parts, opens: ir.Value) -> Parts:
 
 
 STAYS, STRIPS, EMPTY, LEFT, LEFT_STRIPS, RIGHT = range(6)
-"""What becomes of a part in a tokenizer written in Python: it stays; it stays and takes the white space behind it; it
-is all taken; it joins the part before it, also with the white space behind it; it joins the part behind it."""
+"""States of a part in `PythonSplitter`.
+
+STAYS          a part by itself
+STRIPS         the same, and the white space after it is removed
+EMPTY          only white space, removed by the part before it
+LEFT           joined with the part before it
+LEFT_STRIPS    the same, and the white space after it is removed
+RIGHT          joined with the part after it
+"""
 
 
 def _as_in_python(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
-    """As `PythonSplitter`: from left to right, so that each part depends on the part before it."""
+    """Split as `PythonSplitter` does, from left to right: a part's state depends on that of the part before it."""
     begins, text = parts.begins(op), parts.text
     single, lstrip, rstrip = (_flagged(op, parts.ids, by_id, flag) for flag in ("single_word", "lstrip", "rstrip"))
     is_text, nothing = op.Less(parts.ids, 0), custom_match(op, text, f"[{PYTHONS_WHITE}]*")
-    shortened = op.Or(is_text, custom_match(op, text, f"(?s)[{PYTHONS_WHITE}].*"))  # by a strip before it
+    shortened = op.Or(is_text, custom_match(op, text, f"(?s)[{PYTHONS_WHITE}].*"))  # if the part before it strips
     behind = op.And(single, _before(op, custom_match(op, text, "(?s).*[^ ]"), begins))
     ahead = op.And(single, _behind(op, custom_match(op, text, "(?s)[^ ].*"), begins))
     alone = op.Where(ahead, RIGHT, op.Where(rstrip, STRIPS, STAYS))
@@ -454,7 +459,7 @@ def _as_in_python(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken])
 
 
 def _followed(op: Op, name: str, rows: Sequence[ir.Value]) -> ir.Value:
-    """What becomes of each part (W+1,). rows: of what, by what becomes of the part before it."""
+    """The state of each part (W+1,). rows[s] (W+1,): its state if the part before it has state s."""
 
     def body(op: Op, before: ir.Value, row: ir.Value) -> list[ir.Value]:
         with scope(op, "added", "Added"):
@@ -481,13 +486,13 @@ def _flagged(op: Op, ids: ir.Value, by_id: dict[int, AddedToken], flag: str) -> 
 
 
 def _before(op: Op, values: ir.Value, begins: ir.Value) -> ir.Value:
-    """The value (W,) of the part before each in its line; false of the first."""
+    """The value (W,) of the part before each part in its line; false for the first."""
     shifted = op.Concat(op.Constant(value=ir.tensor([False])), op.Slice(values, [0], [-1], [0]), axis=0)
     return op.And(shifted, op.Not(begins))
 
 
 def _behind(op: Op, values: ir.Value, begins: ir.Value) -> ir.Value:
-    """The value (W,) of the part behind each in its line; false of the last."""
+    """The value (W,) of the part after each part in its line; false for the last."""
     none = op.Constant(value=ir.tensor([False]))
     last = op.Concat(op.Slice(begins, [1], [END], [0]), op.Not(none), axis=0)
     return op.And(op.Concat(op.Slice(values, [1], [END], [0]), none, axis=0), op.Not(last))
@@ -495,8 +500,10 @@ def _behind(op: Op, values: ir.Value, begins: ir.Value) -> ir.Value:
 
 @cache
 def word_characters() -> str:
-    r"""The characters that `tokenizers` takes for parts of a word (Rust's \w), as members of a class of RE2; it is
-    asked about each. Planes 4 to 13 of Unicode are empty, 15 and 16 private."""
+    r"""The characters that `tokenizers` takes for parts of a word (Rust's \w), as members of an RE2 class.
+
+    They are found by encoding each character. Planes 4 to 13 of Unicode are empty, 15 and 16 private.
+    """
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\0": 0}, unk_token="\0"))
     backend.add_tokens([tokenizers.AddedToken("T", single_word=True, normalized=False)])
     codes = (*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xF0000))
@@ -516,8 +523,9 @@ def word_characters() -> str:
 class ByteLevelOps(BytePairOps):
     """Byte-level BPE as in BART: `<s> text </s>`.
 
-    The ids are those of `families/byte_level.py`, with one exception: the operator takes U+0085, and letters newer than
-    Unicode 13, for punctuation, so ids differ if such a character stands beside a letter.
+    The ids are those of the imported tokenizer.json (`families/json_pieces.byte_level_json`), with an exception: the
+    operator takes U+0085, and letters newer than Unicode 13, for punctuation, so that ids differ if such a character is
+    beside a letter.
     """
 
     def _words(self, specification: dict[str, Any], known: Tokenizer) -> dict[str, Any]:
@@ -529,7 +537,7 @@ class ByteLevelOps(BytePairOps):
         if not self.added:
             tokens, count = self._merged(op, self._spaced(op, text))
             return tokens, op.CumSum(count, 0, exclusive=1), count
-        # The operator looks for added tokens too, but loses a part of one at the end of a text.
+        # The operator looks for added tokens, too, but loses part of a token at the end of a text.
         parts = parts_of(op, text, "typed", [token for token in self.added if not token.normalized])
         normal = [token for token in self.added if token.normalized]
         parts = parts.apart(op, parts_of(op, parts.without_tokens(op), "normal", normal)) if normal else parts
@@ -543,12 +551,12 @@ class ByteLevelOps(BytePairOps):
         return tokens, start, op.Sub(op.Slice(starts, [1], [END], [0]), start)
 
     def _spaced(self, op: Op, text: ir.Value) -> ir.Value:
-        """Texts with the space before them that the operator doesn't add."""
+        """Put a space before each text, which the operator doesn't do."""
         return replaced(op, text, "space", "(?s)^([^ ])", r" \1") if self.begins_with_space else text
 
 
 def is_byte_level(tokenizer: str) -> bool:
-    """Whether this tokenizer.json is byte-level BPE over GPT-2's words."""
+    """Whether a tokenizer.json is byte-level BPE over GPT-2's words."""
     if side_texts(tokenizer) is not None:
         return False
     splitter = json.loads(tokenizer).get("pre_tokenizer") or {}

@@ -13,7 +13,7 @@ keeps the vowel sign of the Lao U+0E84 U+0EB5 when accents are removed, and take
 tokenizes the three letters A, U+0302, u as `A` and [UNK], instead of a single [UNK], if no piece continues with U+0302.
 HfJsonTokenizer doesn't know WordPiece.
 
-Shapes: B texts, W their parts (`added.py`), C characters of the longest, M symbols of a character, N symbols of all
+Shapes: B texts, W their parts (`text.Parts`), C characters of the longest, M symbols of a character, N symbols of all
 texts, L tokens of the longest.
 """
 

@@ -130,8 +130,8 @@ ROUTES = (
 
 
 class App:
-    """The application. `load` runs in a thread of the batcher and returns the models, warmed up; until then requests
-    get 503. Then `ready` is called, or `failed` with the error."""
+    """The application. `load` runs in a thread of the batcher and returns the models, warmed up; requests before get
+    503. Afterwards `ready` is called, or `failed` with the error."""
 
     def __init__(
         self,

@@ -33,9 +33,9 @@ AT_ONCE = 8
 """Sentences of a request in its turn: a short request needs a single batch."""
 
 PASSED = 8
-"""How many batches may pass a request over before it leads one of the next two. Clients with something in every batch
-stay level, and the rest of their work would otherwise wait without bound. (Simulated at twice the capacity with 8
-clients and 7 kinds of work: at most 14 s of waiting in place of 41.)"""
+"""Number of batches that may pass a request over before it leads one of the next two. Without this limit, a client with
+something in every batch would never come first, and the rest of its work would wait without bound. (Simulated at twice
+the capacity with 8 clients and 7 kinds of work: waits of at most 14 s instead of 41.)"""
 
 
 class OverloadError(Exception):
@@ -106,7 +106,7 @@ class Item:
     arrived: float
     future: asyncio.Future
     seconds: float = 0.0
-    """What a stream has taken so far."""
+    """Computing time of a stream so far."""
 
 
 class Turns:
@@ -128,7 +128,7 @@ class Turns:
     def add(
         self, name: Hashable, task: Task | None, payloads: Sequence[Any], lengths: Sequence[int], size: int, width: int
     ) -> list[Item]:
-        """Queue a request: payloads of `size` sentences each. Their results come by the items' futures."""
+        """Queue a request of payloads, each of `size` sentences. Their results are set in the items' futures."""
         now, loop, since = time.monotonic(), asyncio.get_running_loop(), next(self._next)
         client = self.clients.setdefault(name, Client(name, QueuePlace(since)))
         request = Request(client, task, width, QueuePlace(since), self._taken)
@@ -143,7 +143,7 @@ class Turns:
         return items
 
     def first(self) -> Item | None:
-        """Look at the item whose turn it is."""
+        """The item whose turn it is."""
         waiting = [client for client in self.clients.values() if client.size]
         if not waiting:
             return None
@@ -285,14 +285,14 @@ class LastingThreads(Executor):
 
 @dataclass(eq=False)
 class Stream:
-    """A text that is written piece by piece; each is given away at once. An empty piece is a step without text."""
+    """A text that is written in pieces, each sent at once. An empty piece is a step without text."""
 
     begin: Callable[[], Iterator[str]]
     give: Callable[[str], Any]
     pieces: Iterator[str] | None = None
 
     def advance(self) -> bool:
-        """Write the next piece; return False behind the last."""
+        """Write the next piece; returns False after the last."""
         if self.pieces is None:
             self.pieces = self.begin()
         piece = next(self.pieces, None)
@@ -302,11 +302,11 @@ class Stream:
 
 
 class Streams:
-    """The streams of a thread. Each takes a step in turn, by themselves or between the steps of a batch: none waits for
-    the end of anything else.
+    """The streams of a thread. Each takes a step in turn, also between the steps of a batch, so that no stream waits
+    for another's end.
 
-    The event loop appends streams; the thread takes steps, and removes what has ended. ended: called there with the
-    item and the error, if there was one.
+    The event loop appends streams; the thread takes steps and removes ended streams. ended: called in the thread with
+    the item and its error, if any.
     """
 
     def __init__(self, ended: Callable[[Item, Exception | None], None]):
@@ -317,7 +317,7 @@ class Streams:
         self.thread = 0
 
     def step(self) -> None:
-        """Take a step of each stream; of those whose clients have left, none."""
+        """Take a step of each stream whose client hasn't left."""
         for item in [*self.running]:
             began, more, error = time.monotonic(), False, None
             try:
@@ -351,10 +351,9 @@ class Streams:
 class Batcher:
     """A queue and its threads. Call the methods from the event loop in which it was started.
 
-    max_batch: most sentences of a batch (fewer with wide beams). max_wait: seconds in which the first item waits for
-    neighbours while a thread is idle, as many sentences as were around when the last batch ended; so a single client
-    never waits. max_queue: most waiting sentences. workers: batches computed at the same time; each takes `max_batch`
-    streams besides.
+    max_batch: most sentences of a batch (fewer with wide beams). max_wait: most seconds for which an idle thread waits
+    for more sentences, until there are as many as when the last batch ended; so a single client never waits. max_queue:
+    most waiting sentences. workers: threads; each computes a batch and up to `max_batch` streams at a time.
     """
 
     def __init__(self, max_batch: int, max_wait: float, max_queue: int, workers: int = 1):
@@ -570,8 +569,8 @@ async def streamed(
     client: Hashable,
     done: Callable[[], None],
 ) -> AsyncIterator[tuple[int, str | None]]:
-    """Wait for the first piece of a text, then return all pieces of all texts, each with the number of its text, and
-    None behind the last of a text; errors before the first are raised here.
+    """Wait for the first piece; then return an iterator over (number of the text, piece), with None after a text's last
+    piece. Errors before the first piece are raised here.
 
     lengths, size: as in `Batcher.submit`. done: called after the last piece.
     """

@@ -42,7 +42,7 @@ log = logging.getLogger("export.serve")
 class Route:
     """A row of the table of routes (app.py).
 
-    path: as Starlette has it; {name:path} matches any rest of the path.
+    path: in Starlette's syntax; {name:path} matches any rest of the path.
     answer: `async def answer(call: Call)`; the first line of its docstring stands in /docs.
     takes: the form of the body; None for a GET.
     gives: the answer, as an example.
@@ -160,7 +160,7 @@ def event(data: Any, kind: str | None = None) -> str:
 
 
 def _broken_off(path: str, error: Exception) -> dict[str, Any]:
-    """The last event of a failed stream; a fault of the server is logged."""
+    """The last event of a failed stream. Faults of the server are logged."""
     if isinstance(error, EndingError):
         return error_content(path, 503, ENDING)
     if isinstance(error, UserError):
@@ -209,7 +209,7 @@ def middleware(shared: Shared) -> list[Middleware]:
 
 
 class Keys:
-    """Refuses requests without a valid key, and notes in the scope whose key it is."""
+    """Refuses requests without a valid key, and stores the key's owner in the scope."""
 
     def __init__(self, app: ASGIApp, shared: Shared):
         self.app, self.ring = app, shared.keys

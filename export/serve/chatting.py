@@ -2,8 +2,8 @@
 
     body -> messages as templates read them -> template -> ids -> as in completing.py
 
-Control tokens in a message, e.g. <|im_end|>, are text. An answer is text too: a call of a tool stands in it as the
-model writes it.
+Control tokens in a message, e.g. <|im_end|>, are text. An answer is text, too, with any tool calls as the model writes
+them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
 }
-"""OpenAI's further fields without an effect here, and their values that ask for nothing."""
+"""{OpenAI's field without an effect here: values that are accepted}"""
 CHAT = Form(
     {
         "model": TEXT,
@@ -134,7 +134,7 @@ def _message(name: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are an object: OpenAI's clients send it as JSON, and templates write it."""
+    """Parse a tool call's arguments: OpenAI's clients send them as JSON text, and templates want an object."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,6 +1,6 @@
-"""Decoder-only models behind OpenAI's /v1/completions: what a request asks for, the way from ids to text, the endpoint.
+"""Decoder-only models behind OpenAI's /v1/completions: fields of a request, decoding, the endpoint.
 
-Each field of a request is honoured, or refused unless its value changes nothing. chatting.py has the same for chats.
+Unsupported fields are refused unless their value has no effect. chatting.py has the same for chats.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ MOST_LIKELIEST = 20
 DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 SETTINGS = "presence_penalty", "frequency_penalty", "repetition_penalty", "speculate"
 IGNORED = ("user", "prompt_cache_key", "safety_identifier")
-"""Names of who asks, which change no answer."""
+"""Fields that identify the caller; they change no answer."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {"logit_bias": ({},), "service_tier": ("auto", "default"), "store": (False,)}
-"""OpenAI's fields without an effect here, and their values that ask for nothing."""
+"""{OpenAI's field without an effect here: values that are accepted}"""
 LEGACY: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
 SEED = secrets.randbelow(2**63)
-"""Of requests that give none: they draw by a row's number of their own, so that they share batches."""
+"""Seed of all requests without one, so that they share batches; their rows differ by their row numbers."""
 
 
 # The form.
 def asked_fields(limit: int | None) -> dict[str, Any]:
-    """The fields of both forms. limit: the default of max_tokens; None: what the model's positions leave."""
+    """Schemas of the fields of completions and chats. limit: default of max_tokens; None: up to the last position."""
     search = search_fields()
     most = number(limit or 0, "Most new tokens.")
     return {
@@ -91,11 +91,11 @@ COMPLETE = Form(
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for, its prompts aside, each of which is continued `n` times.
+    """The fields of a request besides its prompts.
 
-    stop: words before which an output ends. options: settings of the search. limits: the most new tokens by the names
-    of the request. likeliest: log-probabilities, and so many of the likeliest tokens; None: none. seeded: random draws
-    are those of its seed. wants_usage: a stream ends with its counts.
+    n: outputs per prompt. stop: an output ends before any of these words. options: settings of the search. limits:
+    {field of the request: most new tokens}. likeliest: number of likeliest tokens to list with log-probabilities; None:
+    no log-probabilities. seeded: the request has a seed. wants_usage: end a stream with the counts of tokens.
     """
 
     model: str
@@ -110,7 +110,7 @@ class Asked:
 
     @classmethod
     def taken(cls, values: dict[str, Any], likeliest: int | None, limit: int | None = None) -> Self:
-        """Take the fields out of `values`. limit: the most new tokens, if the request doesn't say."""
+        """Remove these fields from `values`, checked. limit: default for the most new tokens."""
         model, stream = values.pop("model"), flag("stream", values.pop("stream", False))
         n, usage = whole("n", values.pop("n", 1), 1, LARGEST_N), _usage(values.pop("stream_options", None), stream)
         stop, seeded = texts("stop", values.pop("stop", [])), "seed" in values
@@ -125,7 +125,7 @@ class Asked:
 
 
 def refuse_others(values: Mapping[str, Any], form: Form, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that nobody has taken, unless their value changes nothing."""
+    """Refuse the remaining fields, unless their value has no effect."""
     for name, value in values.items():
         if name not in neutral:
             raise unknown_field(name, form.fields)
@@ -134,8 +134,8 @@ def refuse_others(values: Mapping[str, Any], form: Form, neutral: Mapping[str, t
 
 
 def _options(values: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Take the search's settings out of the values; they replace those of the model's folder. Temperature 0 takes the
-    most likely token, and ignores top_p and the like."""
+    """Remove the search's settings from `values` and add them to the model's own. Temperature 0 is greedy search, for
+    which top_p etc. are ignored."""
     options |= {name: values.pop(name) for name in SETTINGS if name in values}
     drawn = {**DRAWN, "seed": SEED}
     drawn |= {name: values.pop(name) for name in drawn if name in values}
@@ -156,8 +156,8 @@ def _usage(value: Any, stream: bool) -> bool:
 
 @dataclass
 class Written:
-    """An output while it is written. tokens: generated so far, at most `limit`; scored: those with log-probabilities,
-    if they are asked for."""
+    """An output that is being written. tokens: number generated so far, at most `limit`; scored: the tokens, if the
+    request wants log-probabilities."""
 
     limit: int
     text: str = ""
@@ -167,7 +167,7 @@ class Written:
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word: "stop" at an end token or a stop word, "length" at the limit."""
+        """As in OpenAI's API: "stop" for an end token or a stop word, "length" for the limit."""
         return "stop" if self.stopped or self.tokens < self.limit else "length"
 
     def follow(self, tokenizer: Any, ids: Iterable[int | None], stop: Sequence[str]) -> Iterator[str]:
@@ -191,7 +191,7 @@ class Written:
         self.stopped = len(self.text) < decoded
 
     def noted(self, tokens: Iterable[NewToken | None], scored: bool) -> Iterator[int | None]:
-        """Yield the ids of the tokens, and keep these if they are scored."""
+        """Yield the tokens' ids; store the tokens if `scored`."""
         for token in tokens:
             if scored and token is not None:
                 self.scored.append(token)
@@ -200,7 +200,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Completion:
-    """Shared by all parts of an answer. tokenizer: spells tokens that have log-probabilities."""
+    """Writes an answer: its fields are in every part. tokenizer: spells tokens with log-probabilities."""
 
     asked: Asked
     prompt_tokens: int
@@ -218,7 +218,8 @@ class Completion:
     async def events(
         self, parts: AsyncIterator[tuple[int, str | None]], outputs: Sequence[Written]
     ) -> AsyncIterator[str]:
-        """Write the events of a stream. parts: number of an output and its next piece, None behind the last."""
+        """Write the events of a stream. parts: (number of the output, piece), with None after an output's last
+        piece."""
         told, length = [0 for _ in outputs], [0 for _ in outputs]
 
         def part(i: int, text: str, reason: str | None = None) -> str:
@@ -292,8 +293,8 @@ class CompletionModel(Loaded):
         self._of_thread = local()
 
     def rows(self, prompts: Sequence[Any]) -> tuple[list[list[int]], int]:
-        """Return the ids of each prompt, behind a start token where the vocabulary's texts have one (of a published
-        decoder's vocabulary, ids as they are), and how many tokens they are without it."""
+        """Tokenize prompts, with a start token if the vocabulary uses one. Prompts may be ids; those for a published
+        vocabulary get no start token. Also counts the tokens, without the start token of a vocabulary of ours."""
         makers = self.tokenizer.is_makers
         if isinstance(prompts[0], str):
             rows = [[*ids] for ids in prompt_ids(self.tokenizer, prompts)]
@@ -303,7 +304,7 @@ class CompletionModel(Loaded):
         return rows, sum(len(row) - (0 if makers else 1) for row in rows)
 
     def check(self, asked: Asked, prompts: int) -> None:
-        """Refuse what is too much for this model."""
+        """Refuse a request with too many outputs or tokens for this model."""
         check_lengths(asked.limits, self.model.config.max_positions)
         check_stop(asked.stop)
         check_count(f"prompt: {prompts * asked.n} outputs", prompts * asked.n, self.max_sentences)
@@ -328,8 +329,8 @@ class CompletionModel(Loaded):
     async def stream(
         self, asked: Asked, rows: Sequence[list[int]], client: Hashable
     ) -> tuple[AsyncIterator[tuple[int, str | None]], list[Written]]:
-        """Return the pieces of `n` outputs for each row of ids, each with the number of its output, and the outputs,
-        which are complete after the last. All requests share a running batch in each thread."""
+        """Decode `n` outputs for each row of ids; returns (number of the output, piece) as in `streamed`, and the
+        outputs, complete after the last piece. All requests share a running batch per thread."""
         if not self.model.has_steps:
             raise RequestError(400, NO_STREAM)
         options, written = resolved(self.model.generation, asked.options), list[Written]()
@@ -355,13 +356,13 @@ class CompletionModel(Loaded):
         if not hasattr(self._of_thread, "running"):
             rounded = self.model.depends_on_rounding
             with self.model.decoding() as model:
-                # Rows that join are padded, which changes last bits, unless they have their own lengths.
+                # Joined rows are padded, which changes the last bits of logits, unless the model has `own_lengths`.
                 apart = self.model.depends_on_batch if model.own_lengths else rounded
                 self._of_thread.running = Running(model, prefixes=self.prefixes, apart=apart, whole_chunks=rounded)
         return self._of_thread.running
 
     def _places(self, asked: Asked, rows: Sequence[list[int]]) -> Iterator[tuple[list[int], int]]:
-        """Yield each row `n` times, with the number on which its random draws depend."""
+        """Yield each row `n` times, with the row number for its random draws."""
         first = 0 if asked.seeded else secrets.randbelow(2**30)
         for i, ids in enumerate(ids for ids in rows for _ in range(asked.n)):
             yield ids, first + i
@@ -400,7 +401,7 @@ async def complete(call: Call) -> Any:
 
 
 async def answered(call: Call, model: CompletionModel, rows: Sequence[list[int]], answer: Completion) -> Any:
-    """Write what the model continues the rows with, whole or as a stream."""
+    """Continue the rows, and answer at once or as a stream."""
     if not answer.asked.stream:
         return answer.whole(await call.result(model.complete(answer.asked, rows, call.client)))
     parts, outputs = await call.result(model.stream(answer.asked, rows, call.client))

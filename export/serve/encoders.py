@@ -81,8 +81,8 @@ Made = NDArray[np.float32] | dict[int, float]
 # Vectors.
 @dataclass(frozen=True)
 class Embed:
-    """A task: embed rows; rows with equal options share a batch, which changes no vector. of_text: rows begin with the
-    prompt's ids. one_by_one: a vector may depend on its batch (int4)."""
+    """A task: embed rows; rows with equal options share a batch. of_text: rows begin with the prompt's ids. one_by_one:
+    embed each row by itself, for models whose vectors depend on the batch (int4)."""
 
     embedder: Embedder = field(compare=False)
     name: str  # distinguishes models of the same server
@@ -144,8 +144,8 @@ async def embed(call: Call) -> Any:
 
 
 def _embeddings(model: str, made: Sequence[Made], tokens: int, kind: str, form: str) -> dict[str, Any]:
-    """Write OpenAI's answer. base64 is for dense vectors only; other kinds have their own key, as `embed --kind`
-    writes it, next to an "embedding" of null, which clients look for."""
+    """Write OpenAI's answer. Dense vectors may be base64. Other kinds have the key that `embed --kind` writes, and
+    "embedding" is null, as clients look for it."""
     key, write = ("embedding", _base64) if kind == "dense" and form == "base64" else FORMS[kind]
     data = [{"object": "embedding", "index": i, "embedding": None, key: write(x)} for i, x in enumerate(made)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

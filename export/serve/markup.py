@@ -2,14 +2,16 @@
 
     <p>Hello <b>big</b> world</p>  ->  line "Hello big world", and an element b around word 1
 
-A line ends where a block element does (`<p>`, `<li>`, `<br>`, ...). Inline elements are part of it: their places in the
-translation follow the alignment of words, or without one the number of words. What must not be translated (`<code>`,
-`translate="no"`, class `notranslate`, comments, scripts) is kept byte for byte, and so is every tag.
+A line ends where a block element begins or ends (`<p>`, `<li>`, `<br>`, ...). Inline elements stay in their line: their
+places in the translation follow the alignment of words, or the proportion of words without an alignment. Protected
+content (`<code>`, `translate="no"`, class `notranslate`, comments, scripts) and all tags are kept byte for byte.
 
-The tags are read by a regular expression and followed with a stack, not by Python's `html.parser`. That reads tags too,
-but follows no elements, so the stack would stay; it gives no end tag back as it was written. 40 KB of `<a ` take it
-23 s in Python 3.11.7, four times as long as 20 KB (here 0.04 s, and twice), `<![` raises `AssertionError`, and what is
-a comment or a `textarea` depends on the version of Python.
+Tags are read by a regular expression and followed with a stack, since Python's `html.parser` has four problems:
+
+- it follows no elements, so the stack would be needed anyway, and it doesn't give end tags back as they were written;
+- its time is quadratic: 23 s for 40 KB of `<a ` in Python 3.11.7, here 0.04 s;
+- `<![` raises `AssertionError`;
+- comments and `textarea` are read differently by different versions of Python.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 NO_TAG = re.compile("<(?=[a-z/!?])", re.IGNORECASE)
-"""Begins what isn't a whole tag."""
+"""The beginning of an incomplete tag."""
 NAME = re.compile(r"</?([a-z][^\s/>]*)", re.IGNORECASE)
 ATTRIBUTE = re.compile(r"""\s([^\s=>"'/]++)\s*+=\s*+("[^"]*"|'[^']*'|[^\s>]++)""")
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
@@ -46,7 +48,7 @@ OPTIONAL_END = frozenset(
 )
 """Elements that are valid without an end tag."""
 DEEPEST = 100
-"""Inline elements nested deeper than this end lines, as blocks do."""
+"""Inline elements nested deeper than this end lines, as block elements do."""
 PROTECTED = frozenset("code kbd math pre samp svg var".split())
 
 
@@ -104,7 +106,7 @@ class Frame:
         return frame
 
     def _add(self, run: list[Token], gap: list[str]) -> None:
-        """Add the text between two blocks. gap: what stands behind the last line, then behind this."""
+        """Add the text between two block elements as a line. gap: the strings after the last line, then after this."""
         texts = [unescape(token.text) if token.kind == "text" else "" for token in run]
         text = "".join(texts)
         if not any(map(str.isalnum, text)):
@@ -136,7 +138,7 @@ class Frame:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    """Read HTML as tokens, with an end tag for each element that needs one; a stray end tag gets its start tag."""
+    """Read HTML as tokens. Missing end tags are added, and a start tag is added before a stray end tag."""
     reader = _Reader()
     for place, piece in enumerate(MARKUP.split(text)):
         kind = place % 3  # text, markup, the group `raw`
@@ -144,7 +146,7 @@ def _tokens(text: str) -> Iterator[Token]:
             reader.add("text", NO_TAG.sub("&lt;", piece))
         elif kind == 1 and piece[:2] in ("<!", "<?"):
             is_comment = piece.startswith("<!--")
-            end = "-->" if is_comment and not piece.endswith("-->") else ""  # else it hides the end tags behind it
+            end = "-->" if is_comment and not piece.endswith("-->") else ""  # an open comment would hide later tags
             reader.add("atom" if is_comment else "break", piece + end)
         elif kind == 1:
             reader.tag(piece)
@@ -237,7 +239,7 @@ class _Reader:
 
 
 def _is_protected(tag: str) -> bool:
-    """Whether a start tag says that its element is not to be translated."""
+    """Whether a start tag forbids the translation of its element."""
     for name, value in ATTRIBUTE.findall(tag):
         value = value.strip("\"'").lower()
         if (name.lower(), value) == ("translate", "no") or (name.lower() == "class" and "notranslate" in value.split()):
@@ -246,7 +248,7 @@ def _is_protected(tag: str) -> bool:
 
 
 def _elements(run: list[Token], ends: list[int], text: str, words: list[re.Match[str]]) -> list[Element]:
-    """The elements of a line. text: all its tokens' texts; ends: where each token's text ends there."""
+    """The elements of a line. text: the joined text of its tokens; ends: the end of each token's text in it."""
     begins, stops = [word.start() for word in words], [word.end() for word in words]
     outside = Element("", 0)
     nested = [outside]

@@ -88,7 +88,9 @@ class Named:
         names = [entry.name for entry in models]
         for argument, name in zip(arguments, names, strict=True):
             if names.count(name) > 1:
-                raise UserError(f"{argument}: another model is called {name}; name each: en-de=DIR de-en=DIR")
+                raise UserError(
+                    f"{argument}: another model is called {name}; give each its own name: en-de=DIR de-en=DIR"
+                )
         return models
 
     @classmethod
@@ -227,7 +229,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Aligned(Hypothesis):
-    """A hypothesis with its word links in place of the attention weights, which take far more memory."""
+    """A hypothesis with word links instead of attention weights, which take far more memory."""
 
     alignment: Alignment = field(kw_only=True)
 
@@ -236,8 +238,8 @@ class Aligned(Hypothesis):
 class Search:
     """A task: search rows; rows with equal options share a batch.
 
-    scored: return all hypotheses with scores, not the best ids only. aligned: add word links. A model whose results
-    may depend on the batch (int4) searches each row by itself: no client's answer depends on another's request.
+    scored: return all hypotheses with scores, not only the best ids. aligned: add word links. Models whose results
+    depend on the batch (int4) search each row by itself, so that no answer depends on other clients' requests.
     """
 
     model: Model = field(compare=False)
@@ -267,8 +269,8 @@ def _aligned(tokenizer: Tokenizer, source: list[int], h: Hypothesis) -> Hypothes
 
 
 def check_lengths(lengths: Mapping[str, int | None], most: int) -> None:
-    """Refuse more new tokens than the model has positions; a model without a position table would never stop. lengths:
-    by the request's field names."""
+    """Refuse more new tokens than the model has positions; without a position table, nothing else would stop a search.
+    lengths: {field of the request: most new tokens}."""
     for name, tokens in lengths.items():
         if (tokens or 0) > most:
             raise RequestError(400, f"{name}={tokens}: this server takes at most {most}")

@@ -40,7 +40,7 @@ def open_onnx(path: Path, *, threads: int | None, precision: PrecisionName | Non
 
 
 def check(path: Path, settings: ServeSettings, open: Open) -> None:
-    """Raise `UserError` for a model whose files show that it can't be served. Fetches a model from the Hub."""
+    """Raise `UserError` if a model's files show that it can't be served. Downloads models of the Hub."""
     if open is not open_onnx:
         from mlx_transformer.families.hub import find_model
 
@@ -71,7 +71,7 @@ def warmed(model: Any) -> Model:
     """Run a model once, so no request pays for its setup."""
     if model.config.architecture == "encoder":
         if not model.has_steps:
-            raise UserError(f"{model.where}: takes text only, and the server batches ids: export a folder")
+            raise UserError(f"{model.where}: takes only text, but the server batches ids: export a folder")
         model.classify(".") if model.config.head.kind == "classes" else model.embed(".")
         return cast(Model, model)
     for beam in (1, 2):

@@ -1,9 +1,9 @@
 """The body of a request, read within bounds, its fields checked, and errors as answers.
 
-Every check raises `RequestError`: a status and a line: the error, and what to do.
+Every check raises `RequestError`: a status, and a line with the problem and a remedy.
 
-A `Form` is the JSON schema of a body; /openapi.json and /docs are made of the table of routes. Settings come from the
-dataclasses of options, with their types, bounds and help.
+A `Form` is the JSON schema of a body; /openapi.json and /docs are made from the table of routes. The schemas of
+settings come from the dataclasses of options: types, bounds and help.
 """
 
 from __future__ import annotations

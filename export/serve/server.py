@@ -1,7 +1,7 @@
 """The process of the server: a socket, an application, uvicorn, and an orderly end; and the application of a site.
 
-A site is what `mlx-transformer web` writes. It is served with the headers by which browsers give a page shared memory
-for threads (cross-origin isolation).
+`mlx-transformer web` writes a site. It is served with the headers for cross-origin isolation, without which browsers
+give a page no shared memory for threads.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def run(app: Application, name: str, settings: ServeSettings) -> None:
 
 
 class Server(uvicorn.Server):
-    """Ends in three steps: running requests are finished; a second signal, or the end of `grace_seconds`, gives them up
-    and tells their clients; a third waits for nobody."""
+    """A server that ends in three steps: the first signal finishes running requests; a second signal, or the end of
+    `grace_seconds`, gives them up and tells their clients; a third ends at once."""
 
     def __init__(self, app: Application, settings: ServeSettings):
         self.guard = Guard(
@@ -206,7 +206,7 @@ class Server(uvicorn.Server):
             later.cancel()
 
     def _give_up(self) -> None:
-        """Compute nothing more; soon after, cancel whatever doesn't end by itself, e.g. reading a body."""
+        """Compute nothing more; soon after, cancel requests that don't end by themselves, e.g. while reading a body."""
         self.give_up()
         asyncio.get_running_loop().call_later(
             CLOSING_NOTICE_SECONDS, lambda: [task.cancel() for task in self.server_state.tasks]
@@ -214,7 +214,7 @@ class Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Open a socket on the address; `UserError` says why not."""
+    """Open a socket on the address. Raises `UserError` with the reason if it can't."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV

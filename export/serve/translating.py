@@ -9,8 +9,8 @@ GET /languages, POST /detect
     {"q": a text or a list, "source": "en", "target": "de", "format": "text", "alternatives": 2}
     {"translatedText": a text or a list, "alternatives": [texts], "detectedLanguage": {...} with source "auto"}
 
-There each line of a text is translated by itself; with "format": "html" each text between two blocks, and its tags are
-put back (`markup.py`). Fields of our own form may be added.
+In this form, each line of a text is translated by itself; with "format": "html" each text between two block elements,
+and its tags are put back (`markup.py`). Fields of our own form may be added.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ FORMATS = {"text": Frame.of_text, "html": Frame.of_html}
 
 @dataclass(frozen=True)
 class LibreForm:
-    """A request in LibreTranslate's form. ours: the same in our own form; single: q was a text, not a list;
-    alternatives: how many more translations of each; detects: source was "auto"."""
+    """A request in LibreTranslate's form. ours: the same request in our form; single: q was a text, not a list;
+    alternatives: number of further translations of each text; detects: source was "auto"."""
 
     ours: dict[str, Any]
     frames: list[Frame]
@@ -236,7 +236,7 @@ class TranslationModel(Loaded):
         if not self.languages:
             return request
         names = dict(zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), request.languages, strict=True))
-        if self.model.generation.get(TARGET_IN_SOURCE):  # such a model isn't told the source
+        if self.model.generation.get(TARGET_IN_SOURCE):  # such a model gets no token for the source language
             names.pop(SOURCE_LANGUAGE)
         options: dict[str, Any] = dict(request.options)
         for name, code in names.items():

@@ -100,7 +100,7 @@ class Case:
 
     @property
     def source_real(self) -> Bits:
-        """Which source positions are tokens (B,S)."""
+        """Source positions with tokens (B,S)."""
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask
 
     @property
@@ -114,12 +114,12 @@ class Case:
         return self.mask if self.mask is not None and self.mask[:, -1].all() else None
 
     def valid(self, tap: str) -> Bits:
-        """Return which positions of a tap count (B,L). Targets have no padding, so all of their positions count."""
+        """The positions of a tap that count (B,L): tokens, not padding. Targets have no padding."""
         decoder = self.target_ids is not None and (tap in ("logits", CROSS_ATTENTION) or tap.startswith("decoder."))
         return np.ones(self.target_ids.shape, bool) if decoder and self.target_ids is not None else self.source_real
 
     def counted(self, tap: str, value: Array) -> Bits:
-        """Return which positions of a tap's value count (B,L); all rows (B,) if the value is a vector for each row."""
+        """The positions of a tap's value that count (B,L); all rows (B,) if the value is a vector per row."""
         return self.valid(tap) if value.ndim > 2 else np.ones(len(value), bool)
 
     def rows(self) -> list[Any]:
@@ -240,7 +240,7 @@ def grid(
         _case(config, rng, "single token", 1, 1, 1),
         replace(_case(config, rng, "one row", 1, short, min(limit, short + 2)), prefill=1),
         replace(_case(config, rng, "batch", fewer(3, share), middle, short), prefill=2, chunk=3),
-        # A cached run counts padding on the right as tokens, by whose number longrope chooses.
+        # In a cached run, padding on the right counts in the length by which longrope chooses its frequencies.
         *([] if borders(config) else [_case(config, rng, "padding right", fewer(4, share), middle, middle, "right")]),
         _case(config, rng, "padding left", fewer(4, share), middle, short, "left"),
     ]
@@ -256,22 +256,21 @@ def grid(
 
 
 def _crossed(case: Case, config: TransformerConfig) -> Case:
-    """Make each row that longrope takes for a long one long in the first pass, so that its keys are those of a full
-    pass."""
+    """For longrope: make rows with long texts long already in the first pass, so that its keys equal a full pass's."""
     last = np.cumsum(case.source_real, axis=1) - 1
     columns = [column for begin in borders(config) for column in np.argwhere(case.source_real & (last == begin))[:, 1]]
     return replace(case, prefill=max([case.prefill, *(int(column) + 1 for column in columns)]))
 
 
 def share_of(config: TransformerConfig) -> float:
-    """The share of the usual rows, sentences and tokens that a model is judged on: 3,000 tokens are computed by each
-    runtime, and MLX takes 0.1 s for one of 100 million parameters on a CPU."""
+    """The share of the usual rows, sentences and tokens for large models. Each runtime computes about 3,000 tokens, and
+    with 100 million parameters a token takes MLX 0.1 s on a CPU."""
     count = sum(map(math.prod, parameter_shapes(config).values()))
     return 1.0 if count <= LARGEST else LARGEST / 2 / count
 
 
 def fewer(count: int, share: float) -> int:
-    """This share of a number of rows or sentences, but at least `FEWEST` of several."""
+    """A share of a number of rows or sentences, at least `FEWEST` (or `count`, if it is smaller)."""
     return min(count, max(FEWEST, round(share * count)))
 
 

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 Array = NDArray
 
 BESIDE = (CROSS_ATTENTION, *TEXT_OUTPUTS.values())
-"""Outputs beside the logits. If they are wrong, no operation on the path to the logits is to blame."""
+"""Outputs besides the logits. If they are wrong, no operation on the path to the logits is to blame."""
 KEPT_TRUTHS = 16 << 20
 """Most bytes of an input's truths in memory while runtimes run."""
 TEACHER_FORCED = 0.7  # rough share of the time spent before the searches
@@ -150,7 +150,7 @@ def compare(
     runtimes: names in `engines.ENGINES` with options, e.g. ["mlx:gpu", "onnxruntime"]. By default MLX (also on a GPU if
         the machine has one) and ONNX Runtime; the report lists those not installed.
     seed: draws the inputs; the same seed repeats a run.
-    longest: the most tokens of an input.
+    longest: largest number of tokens of an input.
     searches: False skips the searches and saves half of the time.
     watch: called with the share done and the current step.
     settings, changes: fields of `export.settings.JudgeSettings`.
@@ -260,7 +260,7 @@ def _origin(settings: JudgeSettings, checkpoint: Checkpoint) -> Origin | None:
     """Open the original network for `--against`. This comes first, so that errors don't come after minutes of work."""
     if settings.against is None:
         if settings.original is not None:
-            raise UserError("--original has an effect with --against alone: add e.g. --against transformers")
+            raise UserError("--original needs --against: add e.g. --against transformers")
         return None
     from .origin.check import open_origin
 
@@ -329,7 +329,7 @@ def compare_engines(
 
 
 def _computed_once(weights: Parameters, file: Path) -> Parameters:
-    """Large weights that are computed of integers or an adapter each time they are read, written to a file."""
+    """Store large weights in a file, as they would be dequantised or merged again each time they are read."""
     if not is_large(sum(array.nbytes for array in weights.values())):
         return weights
     write_tensors(file, weights)
@@ -413,8 +413,8 @@ def _against(
 ) -> tuple[list[Point], list[Tokens]]:
     """Compare the engines of a network with its reference; returns (points, tokens).
 
-    generation: the model's own settings for searches, its shortlist's candidates, and the share of the usual sentences
-    and tokens; None skips the searches.
+    generation: (the model's own search settings, its shortlist's candidates, the share of the usual sentences and
+    tokens); None skips the searches.
     extras: see `reference_outputs`.
     """
     inner = extras.layer is not None
@@ -458,10 +458,7 @@ def _against(
 
 
 class KeptTruths:
-    """The truths of an input, their numbers in a file if they are many.
-
-    `of`: the truths, then without numbers.
-    """
+    """The truths of an input; if they have many numbers, these are in a file, and `of` has the truths without them."""
 
     def __init__(self, truths: dict[str, Truth], file: Path) -> None:
         self.of, self.file = truths, None
@@ -519,7 +516,7 @@ def _truths(
 ) -> dict[str, Truth]:
     """Compute every tap of an input with both references, from embedding to logits. extras: see `reference_outputs`.
 
-    fixed: the network with fixed int8 scales, whose values are the truth in place of float64's.
+    fixed: the network with fixed int8 scales; its values then are the truth instead of float64's.
     """
     single = reference_outputs(truth32, case, extras)
     truths = {
@@ -540,7 +537,7 @@ def _order(path: str) -> int:
 
 
 def _tapped(engine: Engine, case: Case, truths: Mapping[str, Truth], extras: Extras) -> Outputs:
-    """Yield the outputs of copies that show their taps."""
+    """Yield the outputs of copies of the model with taps as outputs."""
     can = engine.capabilities
     if can.shows != "everything":
         return
@@ -613,8 +610,8 @@ def validate_command(
     """Compare, print the report and return the exit status (see `report`).
 
     Writes the report as JSON and HTML if asked, and the verdict into the model cards of both folders. By default files
-    are first verified by their manifest's digests, so a damaged file is an error (status 2) and no mismatch. Errors are
-    printed in a single line on standard error.
+    are first verified by their manifest's digests, so that a damaged file is an error (status 2), not a mismatch.
+    Errors are printed as a line on standard error.
 
     settings: fields of `export.settings.ValidateSettings`, e.g. runtimes=["mlx"], json="report.json".
     """

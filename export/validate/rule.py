@@ -1,4 +1,4 @@
-"""The rule: at every named point a runtime's error may be about float32's own rounding error, and no more.
+"""The rule: at every named point a runtime's error may be a small multiple of float32's own rounding error.
 
 t64: a tensor of the float64 reference. e: a runtime's error against t64. e32: the error of the same reference computed
 in float32. u = 2^-24, half a unit in the last place of 1.0.
@@ -63,10 +63,10 @@ BUDGETS: dict[tuple[str, str], Budget] = {
 
 
 def budget_for(precision: str, device: str, activations: str | None = None) -> Budget:
-    """Return the budget of a precision on a device. Raises UserError for an unknown precision.
+    """The budget of a precision on a device. Raises UserError for an unknown precision.
 
-    With float32 `activations`, weights in blocks are just another float32 network with the weights as stored: its
-    reference judges the runtime with float32's budget.
+    activations: "float32" gives float32's budget: the reference then reads the quantised weights as they are stored, so
+    that only float32's rounding errors are left.
     """
     if activations == "float32":
         precision = "float32"
@@ -246,7 +246,7 @@ def _ratio(error: float, scale: float) -> float:
 
 
 def explain() -> str:
-    """Return `rule.txt` with the table of budgets: the page of text that explains the rule."""
+    """The text that explains the rule: `rule.txt` with the table of budgets."""
     rows = [(p, d, f"2^{math.log2(b.unit):.0f}", f"{b.rms:g}", f"{b.max:g}", b.origin) for (p, d), b in BUDGETS.items()]
     table = [("precision", "device", "u", "A", "B", "factors"), *rows]
     budgets = "\n".join(f"  {p:10}{d:8}{u:7}{a:>4}{b:>5}   {origin}" for p, d, u, a, b, origin in table)

@@ -1,8 +1,8 @@
-"""Published models to checkpoints of ours and back: folders read, converted by their family's tables, and written.
+"""Convert published models to checkpoints of ours and back, by the tables of their family.
 
-Decoders that make text vectors, e.g. Qwen3-Embedding and EmbeddingGemma, become encoders. They have no classifier, and
-their attention is causal, or bidirectional with Gemma 3's `use_bidirectional_attention`. Then a window of W keys
-reaches W // 2 positions to each side.
+Decoders that make text vectors, e.g. Qwen3-Embedding and EmbeddingGemma, become encoders without a classifier. Their
+attention is causal, or bidirectional with Gemma 3's `use_bidirectional_attention`; in the latter case a window of W
+keys reaches W // 2 positions to each side.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ TWO_SIDED = "use_bidirectional_attention"
 
 
 def is_two_sided(source: Published) -> bool:
-    """Whether attention is bidirectional. Families other than Gemma 3 refuse the key or don't have it."""
+    """Whether a decoder's attention is bidirectional. Only Gemma 3 has the key; other families refuse it."""
     return bool(source.config.get("model_type") == GEMMA3.model_type and source.config.get(TWO_SIDED))
 
 
 def without_classifier(source: Published) -> Published:
-    """Return the decoder in its family's form: drop a classifier, and accept that a declared classifier is missing."""
+    """Bring a decoder without a classifier into its family's form: drop classifier tensors, and declare it tied."""
     tensors = {name: array for name, array in source.tensors.items() if not name.startswith("lm_head.")}
     config = {**source.config, "tie_word_embeddings": True}
     if is_two_sided(source):
@@ -109,7 +109,7 @@ def without_classifier(source: Published) -> Published:
 def as_encoder(
     config: TransformerConfig, weights: Mapping[str, Any], causal: bool
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Return the same network as an encoder."""
+    """Turn a decoder's config and weights into those of an encoder with the same hidden states."""
     fields = dict(architecture="encoder", encoder_layers=config.decoder_layers, decoder_layers=0, causal=causal)
     fields |= dict(head=HEAD, tie_embeddings="all", output_bias=False, logit_scale=None, logit_cap=None)
     fields |= {} if causal else _windows(config, lambda width: width // 2)
@@ -118,8 +118,8 @@ def as_encoder(
 
 
 def as_decoder(config: TransformerConfig, chosen: Family | None = None) -> tuple[Family, TransformerConfig] | None:
-    """Return (family that can store the encoder as a decoder, the decoder's config); None if no family, or not
-    `chosen`, can."""
+    """Find a family that stores the encoder as a decoder: (family, the decoder's config), or None. chosen: try only
+    this family."""
     if config.architecture != "encoder" or config.head != HEAD:
         return None
     fields = dict(architecture="decoder", decoder_layers=config.encoder_layers, encoder_layers=0, causal=False)
@@ -127,7 +127,7 @@ def as_decoder(config: TransformerConfig, chosen: Family | None = None) -> tuple
     fields |= {} if config.causal else _windows(config, lambda width: 2 * width)
     try:
         decoder = dataclasses.replace(config, **fields)
-    except UserError:  # of positions or norms that only encoders have
+    except UserError:  # positions or norms that decoders don't have
         return None
     family = chosen or (family_of(decoder) if config.causal else GEMMA3)
     fits = family.architecture_of_ours == "decoder" and (config.causal or family is GEMMA3)
@@ -137,7 +137,8 @@ def as_decoder(config: TransformerConfig, chosen: Family | None = None) -> tuple
 def exported_vectors(
     family: Family, decoder: TransformerConfig, weights: Mapping[str, Any], where: Path, causal: bool
 ) -> tuple[Values, dict[str, Any]]:
-    """Return config.json and tensors of the class without a classifier (no prefix in names). weights: the encoder's."""
+    """config.json and tensors of the family's class without a classifier, whose names have no prefix. weights: the
+    encoder's."""
     named = _renamed(weights, {"encoder": "decoder", "embedding": "target_embedding"})
     config, tensors = exported(family, decoder, named.items(), where)
     base = re.sub("(ForCausalLM|LMHeadModel)$", "TextModel" if family is GEMMA3 else "Model", family.architecture)
@@ -146,8 +147,6 @@ def exported_vectors(
 
 
 def _windows(config: TransformerConfig, change: Callable[[int], int]) -> Values:
-    """Return the window fields with changed widths."""
-
     def changed(width: int | None) -> int | None:
         return None if width is None else change(width)
 
@@ -163,27 +162,28 @@ def _renamed(weights: Mapping[str, Any], stacks: Mapping[str, str]) -> dict[str,
 
 
 ORIGIN = "origin.json"
-"""The file of a checkpoint that says what it was made of: a repository of the Hub and its commit, or a folder, from the
-checkpoint on, and the digests of its config and weights."""
+"""File of a checkpoint with its origin: a repository of the Hub and its commit, or a folder, as a path from the
+checkpoint, and the digests of its config and weights."""
 
 
 class Imported(NamedTuple):
-    """A published model as ours; its weights may still be in their files."""
+    """A published model in our form; its weights may be read on demand."""
 
     config: TransformerConfig
     weights: dict[str, Any]
     quantization: Quantization
-    """Schemes of the matrices that `weights` holds in several tensors."""
+    """{quantised matrix: scheme}; `weights` has several tensors for each."""
     tokenizer: str | None
     settings: Settings
     notes: list[str]
-    """The parts of the folder that were left behind."""
+    """Parts of the folder that were not imported."""
     text_embedding: TextEmbedding | None = None
-    """The modules behind an encoder in a folder of sentence-transformers."""
+    """The modules after the encoder in a folder of sentence-transformers."""
 
 
 def read_published(folder: Path) -> Imported:
-    """Return the model of a folder of `transformers` or of a GGUF file; `UserError` as `import_huggingface` says."""
+    """Read a model from a folder of `transformers` or from a GGUF file. Raises `UserError` as `import_huggingface`
+    does."""
     if Place.of(folder).what == "a GGUF model":
         return _read_gguf(folder)
     sentences = read_sentence_folder(folder) if Place.of(folder).holds(MODULES) else None
@@ -227,8 +227,8 @@ def _converted(
     notes: list[str],
     sentences: SentenceFolder | None = None,
 ) -> Imported:
-    """folder: where the tokenizer's files are. where: the file that says how the model generates. notes: what has been
-    left behind."""
+    """folder: has the tokenizer's files. where: the file with the generation settings, for errors. notes: parts that
+    are not imported."""
     model_type = family.model_type
     makes_vectors = sentences is not None and family.architecture_of_ours == "decoder"
     config, weights = imported(family, without_classifier(source) if makes_vectors else source)
@@ -244,8 +244,8 @@ def _converted(
     if tokenizer is not None:
         notes += summary(tokenizer, config, settings_of_text(folder))
     if unread := family.unread(source.config):
-        notes.append(f"config.json says what isn't read here, and the model may be another: {first_of(unread, ', ')}")
-    notes += [f"config.json names no such head: left behind are {first_of(heads, ', ')}"] if heads else []
+        notes.append(f"config.json has keys that aren't read and may change the model: {first_of(unread, ', ')}")
+    notes += [f"not imported, as config.json names no such head: {first_of(heads, ', ')}"] if heads else []
     if not config.has_decoder:
         if sentences is None:
             return Imported(config, weights, quantization, tokenizer, {}, notes)
@@ -268,7 +268,7 @@ def _converted(
     if config.architecture == "decoder":
         settings |= read_chat(folder, settings_of_text(folder))
     if sentences is not None:
-        raise UserError(f"{folder}: its vectors are made by {KINDS[config.architecture]}; read are those of one alone")
+        raise UserError(f"{folder}: its vectors are made by {KINDS[config.architecture]}; supported: one stack")
     return Imported(config, weights, quantization, tokenizer, settings, [*left, *notes])
 
 
@@ -279,20 +279,21 @@ def import_huggingface(
     revision: str | None = None,
     watch: Progress = no_progress,
 ) -> list[str]:
-    """Write the model of a Hugging Face folder (config.json and weights) as this project's checkpoint `out`.
+    """Convert a published model to a checkpoint `out`; returns notes on parts that were not imported.
 
-    folder: or where there is none of that name, a name on the Hugging Face Hub, of which `revision` is a branch, tag or
-    commit; which commit it was is kept in the checkpoint (origin.json). Weights go from file to file one by
-    one, in their own type. Returns notes: what of the folder was left behind. `out` is new or empty, or with `force` a
-    checkpoint that is replaced; it is written durably, as by `save_checkpoint`. Raises `UserError` for a folder that is
-    damaged or of no family in `FAMILIES`, for a name that can't be fetched, and for whatever in it our config can't
-    express.
+    folder: a Hugging Face folder (config.json and weights), a GGUF file, or a name on the Hugging Face Hub. revision: a
+    branch, tag or commit for such a name; the commit is recorded in the checkpoint (origin.json). out: new or empty;
+    with `force` it may be a checkpoint, which is replaced. Weights are copied one at a time, in their own type. Raises
+    `UserError` for a damaged folder, a family that isn't in `FAMILIES`, a name that can't be fetched, and anything that
+    our config can't express.
+
+    >>> import_huggingface("facebook/bart-base", "runs/bart")
     """
     output = claim(out, CHECKPOINT, force, Path(folder))
     place = find_model(folder, revision)
     found = Place.of(place.folder)
     if found.what in ("a run", "an ONNX model") or (found.what == "a checkpoint" and found.config is not None):
-        raise UserError(f"{folder}: is {found.what} already, which other commands take as it is: nothing to import")
+        raise UserError(f"{folder}: is {found.what} already, which other commands take as it is: don't import it")
     ours = read_published(place.folder)
     texts, vectors = settings_text(ours.settings), ours.text_embedding
     texts[ORIGIN] = (
@@ -307,7 +308,7 @@ def import_huggingface(
 
 
 def _watched(weights: Mapping[str, Any], watch: Progress) -> dict[str, Any]:
-    """The same arrays; `watch` is told of each that is read."""
+    """Wrap the arrays so that `watch` is called before each is read."""
     total, done = max(1, sum(array.nbytes for array in weights.values())), 0
 
     def read(name: str) -> NDArray:
@@ -321,8 +322,8 @@ def _watched(weights: Mapping[str, Any], watch: Progress) -> dict[str, Any]:
 
 @contextmanager
 def as_checkpoint(model: str | Path) -> Iterator[Path]:
-    """The folder of a checkpoint: of a published model one that is made of it and deleted behind, with its name; else
-    `model` itself, whatever it is. `UserError` as `import_huggingface` says."""
+    """Yield a checkpoint's folder. A published model is imported to a temporary folder with its name; any other path is
+    yielded as it is. Raises `UserError` as `import_huggingface` does."""
     if not Place.of(model).is_importable:
         yield Path(model)
         return
@@ -333,12 +334,12 @@ def as_checkpoint(model: str | Path) -> Iterator[Path]:
 
 
 def folder_of(model: str | Path) -> Path:
-    """The published model itself, or the folder of a checkpoint, which may be in a run's."""
+    """A published model's own path, or the folder of a checkpoint, which may be inside a run's folder."""
     return Path(model) if Place.of(model).is_importable else resolve(model)
 
 
 def sources(folder: Path) -> list[Path]:
-    """Return the config and the weights of a published folder, or all parts of a GGUF file."""
+    """The files with config and weights of a published folder, or all parts of a GGUF file."""
     if folder.is_file():
         return parts_of(folder)
     names = (
@@ -354,13 +355,12 @@ def sources(folder: Path) -> list[Path]:
 def to_huggingface(
     checkpoint: str | Path, out: Target, family: str | None = None, force: bool = False, mlx_lm: bool = False
 ) -> Path:
-    """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads.
+    """Write a checkpoint (or a run's folder) as a Hugging Face folder `out` that `transformers` reads; returns `out`.
 
-    `family` is a key of `FAMILIES`; by default the first that has such a model. mlx_lm: as mlx-lm writes it, which
-    keeps the integers of quantised matrices; only MLX reads these.
-
-    Weights go from file to file one by one. `out` is new or empty, or with `force` such a folder that is replaced.
-    Raises `UserError` with every reason why the family has no such model.
+    family: a key of `FAMILIES`; default: the first family with such a model. mlx_lm: write mlx-lm's format, which keeps
+    the integers of quantised matrices; only MLX reads it. out: new or empty; with `force` it may be such a folder,
+    which is replaced. Weights are copied one at a time. Raises `UserError` with all reasons if the family has no such
+    model.
     """
     output = claim(out, HUGGING_FACE, force, resolve(checkpoint))
     opened = open_checkpoint(checkpoint)
@@ -372,7 +372,7 @@ def to_huggingface(
     tensors: dict[str, Any] = dict(opened.unread())
     if mlx_lm:
         if opened.config.architecture != "decoder":
-            raise UserError(f"{opened.folder}: mlx-lm runs decoders alone, this is an {opened.config.architecture}")
+            raise UserError(f"{opened.folder}: mlx-lm runs only decoders, but this is an {opened.config.architecture}")
         if opened.adapted_integers:
             raise UserError(f"{opened.folder}: has an adapter beside its integers: merge it first")
         tensors |= {name: matrix for name, matrix in opened.matrices().items() if matrix.scheme.runs_in_mlx}
@@ -390,10 +390,10 @@ def to_huggingface(
 def with_peft(
     path: Path, config: TransformerConfig, tensors: Mapping[str, Any], where: Path
 ) -> tuple[TransformerConfig, dict[str, Any]]:
-    """A model of ours with an adapter of PEFT or mlx-lm, computed as its family has it.
+    """Merge an adapter of PEFT or mlx-lm into a model of ours; returns its config and weights.
 
-    path: the adapter's folder. where: our model's, for errors. Raises `UserError` if no family that has such a model
-    has the adapter's matrices.
+    path: the adapter's folder. tensors: the model's weights. where: the model's folder, for errors. Tries all families
+    with such a model; raises `UserError` if none has the adapter's matrices.
     """
     adapter, refusals = read_peft(path), list[UserError]()
     assert adapter is not None
@@ -414,7 +414,7 @@ def with_peft(
 
 
 def adapter_of(path: Path, config: TransformerConfig, base: str) -> Adapter:
-    """An adapter of PEFT or mlx-lm as ours, for a checkpoint of weights of SHA-256 `base`; errors as of `with_peft`."""
+    """Convert an adapter of PEFT or mlx-lm to ours. base: SHA-256 of the base's weights. Errors as in `with_peft`."""
     adapter, refusals = read_peft(path), list[UserError]()
     assert adapter is not None
     for family in FAMILIES.values():
@@ -438,11 +438,11 @@ def to_peft(
     force: bool = False,
     mlx_lm: bool = False,
 ) -> Path:
-    """Write an adapter of ours as PEFT, or mlx-lm, reads it, for the published model that the base was imported from.
+    """Write an adapter of ours in PEFT's format (or mlx-lm's), for the published model that the base was imported from.
 
-    base: the checkpoint that the adapter was trained from. name: of the published model, a folder or ORG/NAME; default:
-    what the base was imported from. rank_stabilized: in rsLoRA's form, which computes the same. Raises `UserError` if
-    the adapter belongs to other weights, and if the published model can't be found or is another.
+    base: the checkpoint that the adapter was trained from. name: the published model, a folder or ORG/NAME; default:
+    the base's origin. rank_stabilized: write rsLoRA's form, which computes the same. Raises `UserError` if the adapter
+    was trained from other weights, and if the published model can't be found or differs from the base.
     """
     output = claim(out, PEFT, force, resolve(base), Path(adapter))
     opened, change = open_checkpoint(base).base, read_adapter(adapter)
@@ -458,7 +458,9 @@ def to_peft(
         raise UserError(f"{name}: has no config.json, as an adapter's base has; {written} writes it for --base OUT")
     theirs = read_object(config)  # DistilBERT's config of ours may be BERT's as well
     if (family := FAMILIES.get(str(theirs.get("model_type")))) is None:
-        raise UserError(f"{name}: is no published model of a family that is known here")
+        raise UserError(
+            f"{name}: model_type {theirs.get('model_type')!r:.60} is not supported; name the adapter's base"
+        )
     if reasons := differences(family, opened.config):
         raise UserError(f"{opened.folder}: {family.name} has no such model: {first_of(reasons)}")
     if mlx_lm:
@@ -483,30 +485,30 @@ def to_peft(
 
 
 def _card(place: Found, settings: Settings) -> str:
-    """Return the begin of an imported model's card: what its own says, its languages, and its name on the Hub."""
+    """Front matter of an imported model's card: that of its own card, its languages, and its name on the Hub."""
     codes = dict.fromkeys(code.partition("_")[0] for code in settings.get(LANGUAGES, ()))
     ours = keys_of(begin_card(language=list(codes) or None, base_model=place.repository))
     return front_matter({**ours, **keys_of(carried(place.folder, results=True))})
 
 
 def pads_either_side(folder: str | Path) -> bool:
-    """Return whether `transformers` computes the same of a folder of theirs whichever side is padded."""
+    """Whether `transformers` gives the same results for padding on the left and on the right, for this folder."""
     return FAMILIES[read_json(Path(folder) / CONFIG)["model_type"]].counts_tokens
 
 
 IMAGE_MODELS = {"gemma3": "gemma3_text"}
-"""{model_type: that of its language model}"""
+"""{model_type of a model with images: model_type of its language model}"""
 PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head": "lm_head"}
 OF_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 KEYS_OF_IMAGES = re.compile(r"(text|vision)_config|mm_\w+|architectures|model_type")
 
 
 def _text_part(published: Published) -> tuple[Published, list[str]]:
-    """Take the language model out of a model that reads images too, e.g. Gemma 3 from 4 B up or TranslateGemma.
+    """Extract the language model of a model that also reads images, e.g. Gemma 3 from 4 B up or TranslateGemma.
 
-    Their config.json holds the text's keys in `text_config`. Tensors are under `language_model.model.`, or where
-    transformers 5 saved them under `model.language_model.`; those that read images are left behind. Returns the
-    language model, and a note of the tensors left behind; other models as they are.
+    Its config.json has the keys for text in `text_config`. Tensors begin with `language_model.model.`, or with
+    `model.language_model.` if transformers 5 saved them; those for images are dropped. Returns the language model and a
+    note on the dropped tensors; other models unchanged.
     """
     theirs, own = published.config, published.config.get("text_config")
     if theirs.get("model_type") not in list(IMAGE_MODELS) or not isinstance(own, dict):
@@ -518,7 +520,7 @@ def _text_part(published: Published) -> tuple[Published, list[str]]:
             config[key] = {_named(name): value for name, value in table.items()}
     left = [match[2] for name in published.tensors if (match := OF_IMAGES.match(name))]
     tensors = {_named(name): array for name, array in published.tensors.items() if not OF_IMAGES.match(name)}
-    note = f"it reads images too: left behind are {len(left)} tensors of {' and '.join(dict.fromkeys(left))}"
+    note = f"{len(left)} tensors for images were not imported: {' and '.join(dict.fromkeys(left))}"
     return replace(published, config=config, tensors=tensors), [note] if left else []
 
 

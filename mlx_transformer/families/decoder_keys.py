@@ -1,4 +1,4 @@
-"""Lines of config.json that decoders share: sizes that may be null, rotary positions, and ids of special tokens."""
+"""Keys of config.json that decoders share: sizes that may be null, rotary positions, and ids of special tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .keys import FULL, LOCAL, Given, Values
 
 @dataclass(frozen=True)
 class Implied:
-    """A size that follows from others if it is null: those of lines before this one.
+    """A size that, if it is null, follows from sizes listed before it.
 
     E.g. Implied("num_key_value_heads", ("key_value_heads",), 8, lambda fields: fields["heads"]).
     """
@@ -56,12 +56,16 @@ def head_width(default: int | None = None) -> Implied:
 
 @dataclass(frozen=True)
 class Specials:
-    """The ids of a decoder's start, end and padding. Comes after vocab_size. A model may lack each of them, or have one
-    outside its vocabulary, which it can't write.
+    """The ids of a decoder's start, end and padding tokens. Comes after vocab_size.
 
-    Without a start, or with a start that also ends a text, as in Qwen, the end stands for it, as a start is never
-    generated; without an end, the last id. Padding that is missing or also an end is the
-    start, which isn't written either; if that is an end too, the id `spare`, else the last that isn't an end.
+    Each may be missing or outside the vocabulary. Our config needs all three:
+
+    end        the first end token, or the last id
+    start      the end, if there is no start token or if it is also an end token, as in Qwen
+    padding    the start, if there is no padding token or if it is an end token; if that is an end token, too, `spare`,
+               else the last id that isn't an end token
+
+    Padding is never generated, nor is a start token that isn't the end token.
     """
 
     bos: int | None = None
@@ -69,7 +73,7 @@ class Specials:
     pad: int | None = None
     """Values in `transformers` if the keys are missing."""
     spare: int = -1
-    """An id that stands for no text of published models, e.g. of a byte that UTF-8 never has; -1: the last."""
+    """An id that no text contains, e.g. that of a byte that UTF-8 never has; -1: the last id."""
 
     @property
     def defaults(self) -> Values:
@@ -104,17 +108,17 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "yarn": {"factor": None, "beta_fast": 32, "beta_slow": 1, "truncate": True},
     "longrope": {"short_factor": None, "long_factor": None},
 }
-"""{rope_type: its keys, those with a default and those without}"""
+"""{rope_type: {its key: default, or None if it is required}}"""
 OURS = {"low_freq_factor": "low", "high_freq_factor": "high", "short_factor": "short", "long_factor": "long"}
 OURS |= {ORIGINAL: "length"}
 MORE = {"linear": (), "llama3": (ORIGINAL,)}
-"""{rope_type: keys with a default of their own}; of others these and attention_factor."""
+"""{rope_type: further optional keys}; other types have the original length and attention_factor."""
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions, in the keys of both versions of transformers: rope_theta and rope_scaling beside each other, or
-    since version 5 both in rope_parameters. Both are written. Comes after the width of heads."""
+    """Rotary positions, in both forms of transformers: rope_theta and rope_scaling, or since version 5 rope_parameters
+    with the keys of both. Both forms are written. Comes after the width of heads."""
 
     base: float = 10000.0
     kind: str = "rope_type"
@@ -138,7 +142,7 @@ class Rotary:
         return problems
 
     def turned(self, table: Values, theirs: Given, fields: Values) -> tuple[Values, list[str]]:
-        """The fields that a table of rotary positions sets, and its problems."""
+        """Convert a table of rotary positions to (fields, problems)."""
         kind, width = table.get("rope_type", table.get("type")), fields.get("d_k")
         numbers = [table["rope_theta"], table["partial_rotary_factor"], width]
         if not all(isinstance(number, int | float) for number in numbers):
@@ -188,7 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def _attention_factor(kind: str, table: Values, numbers: Values, fields: Values) -> float:
-    """The factor of cosines and sines by the papers, where a file has none."""
+    """The default factor of cosines and sines, from the papers."""
     length, factor = numbers[ORIGINAL], table.get("factor")
     factor = fields["max_positions"] / length if factor is None else factor
     if factor <= 1:
@@ -202,15 +206,15 @@ def _attention_factor(kind: str, table: Values, numbers: Values, fields: Values)
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers have local attention (layer_types), in which a query sees `sliding_window` keys, with its own. Comes
+    """The layers with local attention (layer_types), in which a query sees `sliding_window` keys, its own included. Comes
     after the number of layers."""
 
     local: Callable[[int, Values], bool]
-    """Whether layer i is local if the file doesn't list them; it gets the values of `keys` and the layer's fields."""
+    """(i, values of `keys` and fields) -> whether layer i is local, if the file doesn't list the layers."""
     default: int | None = 4096
     """sliding_window if it is missing."""
     switched: bool = False
-    """use_sliding_window must be true."""
+    """Windows also need use_sliding_window to be true."""
     listed: bool = True
     """The family knows layer_types."""
     keys: tuple[tuple[str, Any], ...] = ()
@@ -255,7 +259,7 @@ class Layers:
 
 
 def uniform(fields: Values) -> Values:
-    """Fields in which all layers agree are the stack's."""
+    """Move fields with equal values in all layers to the stack."""
     pattern = fields.pop("layer_pattern", None) or [{}]
     same = {name: value for name, value in pattern[0].items() if all(layer.get(name) == value for layer in pattern)}
     return {**fields, **same, "layer_pattern": pattern}
@@ -271,7 +275,7 @@ class Factor:
     """Value in `transformers` if the key is missing."""
     neutral: float | None = None
     power: float = 1
-    """Ours is theirs to this power, e.g. -1 for a divisor."""
+    """Our value is theirs to this power, e.g. -1 for a divisor."""
 
     @property
     def defaults(self) -> Values:
@@ -295,8 +299,8 @@ class Factor:
 
 @dataclass(frozen=True)
 class Divisors:
-    """What GPT-2's scores are divided by: the root of a head's width, or nothing; with the second key also the number
-    of the layer, from 1."""
+    """Divisors of GPT-2's scores: the square root of a head's width, if its key is set; with the second key also the
+    layer's number, from 1."""
 
     @property
     def defaults(self) -> Values:
@@ -323,8 +327,8 @@ class Divisors:
 
 
 class TwoBases(Rotary):
-    """Of local layers the base is another, and nothing is scaled: rope_local_base_freq, or since version 5 a table for
-    each kind of layer in rope_parameters. Comes after `Layers`."""
+    """Rotary positions whose local layers have another base, without scaling: rope_local_base_freq, or since version 5 a
+    table for each kind of layer in rope_parameters. Comes after `Layers`."""
 
     @property
     def defaults(self) -> Values:
@@ -379,7 +383,7 @@ class RoundedRoot:
 
 
 def _rounded(number: float, kind: str) -> float:
-    """The nearest number of a type; of any but bfloat16 and float16 the number itself."""
+    """Round to bfloat16 or float16; for other types the number itself."""
     if kind == "float16":
         return struct.unpack("<e", struct.pack("<e", number))[0]
     if kind != "bfloat16":
@@ -395,10 +399,10 @@ UNREAD += "use_mrope use_cla attention_sinks num_kv_shared_layers attn_temperatu
 
 @dataclass(frozen=True)
 class Unread:
-    """Keys of other families, which change what a model computes where they are set."""
+    """Keys that change a model's computation in some families, and are refused in families that don't read them."""
 
     known: tuple[str, ...] = ()
-    """Those of them that the family reads."""
+    """Keys that the family reads."""
 
     @property
     def defaults(self) -> Values:

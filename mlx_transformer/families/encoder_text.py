@@ -1,8 +1,8 @@
 """The vocabularies of published encoders as a tokenizer.json of ours: WordPiece, byte-level BPE or SentencePiece.
 
-A folder's own tokenizer.json says how its model's text was cut, down to the accents; it is taken as it is, but for what
-it says of lengths, which are the model's matter, and with the ids of its special tokens (`text/published_ids.py`). The
-files before there were any, vocab.txt and its kin, become the same.
+A folder's own tokenizer.json splits text as its model expects, so it is kept, except for settings of lengths (which
+follow from the model); the ids of its special tokens are added (`text/published_ids.py`). Older files, e.g. vocab.txt,
+are converted to the same form.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ SETTINGS_OF = {"pad": "pad_token", "bos": "cls_token", "eos": "sep_token", "unk"
 
 
 def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start: int | None = None) -> str:
-    """Return the text of a folder's tokenizer.json with the ids of its special tokens. settings: what
-    tokenizer_config.json says. fills: a typed [MASK] is the token, for the model restores hidden words. start: the
-    token that a decoder starts with, where the model has one. Raises `UserError` for a file that doesn't put a token
-    before and behind each text."""
+    """Add the ids of special tokens to a folder's tokenizer.json; returns its text.
+
+    settings: tokenizer_config.json. fills: a typed [MASK] becomes the mask token, as the model restores hidden words.
+    start: id of the decoder's start token, if there is a decoder. Raises `UserError` for a file that doesn't put a token
+    before and after each text.
+    """
     specification = read_object(path / JOINT)
     check_parts(specification, str(path / JOINT))
     read_backend(lambda: read_text(path / JOINT), str(path / JOINT))
@@ -42,11 +44,15 @@ def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start:
 
 
 def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS, fills: bool = False) -> str:
-    """Return the same of a vocab.txt, one token a line (Devlin et al. 2019). rows: most tokens that it may have."""
+    """Make a tokenizer.json from a vocab.txt, which has a token per line (Devlin et al. 2019).
+
+    settings, fills: as for `adopted`. rows: the model's number of ids. Raises `UserError` for a larger vocabulary, or if
+    a special token is missing.
+    """
     told = JsonObject(dict(settings), str(path / "tokenizer_config.json"))
     text = read_text(path / WORDS)
     if text.count("\n") > rows:
-        raise UserError(f"{path / WORDS}: has {text.count(chr(10)):,} lines, and the model {rows:,} ids")
+        raise UserError(f"{path / WORDS}: has {text.count(chr(10)):,} lines, but the model has {rows:,} ids")
     lines = text.split("\n")
     tokens = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {token: id for id, token in enumerate(tokens)}
@@ -84,8 +90,8 @@ def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS, 
 
 
 def lower_cased(text: str) -> str:
-    """Return a tokenizer.json that lower-cases text before all else, as sentence-transformers has it: added tokens that
-    aren't looked for in normalised text keep their case."""
+    """Make a tokenizer.json lower-case text first, as in sentence-transformers. Added tokens that are looked for in text
+    as it was typed keep their case."""
     specification = json.loads(text)
     normalizer = specification.get("normalizer")
     whole = isinstance(normalizer, dict) and normalizer.get("type") == "Sequence"
@@ -156,12 +162,12 @@ def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]
                 return [(part["id"], tokens[part["id"]]["ids"][0]) for part in (first[1], last[1])]
     except (LookupError, TypeError, ValueError, OverflowError, StopIteration, AttributeError):
         pass
-    raise UserError(f"{where}: doesn't put one token before and one behind each text, as encoders read it")
+    raise UserError(f"{where}: must put a single token before and a single token after each text, as encoders need")
 
 
 def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
-    """`[CLS] A [SEP]`, and of pairs `[CLS] A [SEP] B [SEP]` with two kinds of tokens (typed), or, as RoBERTa has them,
-    `<s> A </s></s> B </s>` of one."""
+    """The template `[CLS] A [SEP]`, and for pairs `[CLS] A [SEP] B [SEP]` with token types 0 and 1 (typed), or RoBERTa's
+    `<s> A </s></s> B </s>` with type 0."""
 
     def special(name: str, kind: int = 0) -> dict[str, Any]:
         return {"SpecialToken": {"id": name, "type_id": kind}}

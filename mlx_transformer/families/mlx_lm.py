@@ -1,4 +1,4 @@
-"""What mlx-lm (0.32.2) computes otherwise than `transformers`, told from a folder's config.json."""
+"""Differences between mlx-lm (0.32.2) and `transformers`, found from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 from .keys import Values
 
 WINDOWS = ("llama", "smollm3", "gemma3_text", "olmo3")
-"""Types with windows there, in the layers that layer_types (Gemma 3: sliding_window_pattern) names."""
+"""Model types for which mlx-lm has windows, in the layers given by layer_types (Gemma 3: sliding_window_pattern)."""
 ACTIVATIONS = {"gpt2": "gelu_new", "gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh"}
 ACTIVATIONS |= {"gemma3_text": "gelu_pytorch_tanh"}
-"""The activation, where it isn't silu."""
+"""{model type: mlx-lm's activation, if it isn't silu}"""
 
 
 FULL = "full_attention"
 
 
 def keys_of_mlx_lm(config: Mapping[str, Any]) -> Values:
-    """Keys that mlx-lm alone reads, for a config.json that lacks them."""
+    """Keys to add to a config.json because only mlx-lm reads them."""
     layers = config.get("layer_types") or []
     periodic = config.get("model_type") == "gemma3_text" and FULL in layers
     return {"sliding_window_pattern": layers.index(FULL) + 1} if periodic else {}
 
 
 def unlike_mlx_lm(config: Values) -> list[str]:
-    """Why mlx-lm's outputs for a folder with this config.json differ from those of `transformers`; [] if they don't.
-
-    E.g. ["it knows no sliding_window"].
+    """Reasons why mlx-lm's outputs for a config.json differ from those of `transformers`, e.g. ["it knows no
+    sliding_window"]; [] if they don't.
     """
     kind = str(config.get("model_type"))
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}

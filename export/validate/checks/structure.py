@@ -58,7 +58,7 @@ ONNX_COUNTS = (
     )
 )
 AMONG_CANDIDATES = "/logits.yes/"
-"""In the names of nodes that a search with a shortlist runs instead of the classifier (`search/vocabulary.py`)."""
+"""Part of the names of nodes that a search with a shortlist runs instead of the classifier (`search.options`)."""
 OF_SAMPLING = 1  # softmaxes of a search, beyond the network's
 
 
@@ -274,8 +274,8 @@ def _beside_others(nodes: list[onnx.NodeProto]) -> int:
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """Count the products beside integer matrices: of adapters, and of what their zero points leave."""
-    # A Reshape: a search reads its matrices through one (search/placement.py).
+    """Count products besides those with integer matrices: of adapters, and of the rest of their zero points."""
+    # A search reads its matrices through a Reshape (search/write.py).
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
     beside = (A, B, REST)

@@ -1,7 +1,8 @@
 """Engines for exports with target `cpu`. Their decoder reads a token a run, so every pass over a target is cached.
 
 `CpuModel` runs the graphs as in a translation, and the same reference judges it. Fused operators leave out values, e.g.
-a sub-layer's own output if its product adds the residual (`targets/cpu/gemm.py`); `missing_taps` lists such taps.
+a sub-layer's own output if its product adds the residual (`targets.cpu.network.use_gemm`); `missing_taps` lists such
+taps.
 
 Shapes: N tokens of all sources, B sentences, S source, T target tokens (a run each), D model, H heads.
 """

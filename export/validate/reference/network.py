@@ -149,7 +149,7 @@ class Reference:
     """A Transformer of any valid config, computed in `dtype` (float64 or float32) from its parameters.
 
     Methods call `tap(name, array)`, if given, at every tap from embedding to logits; with `inner_points` also at the
-    points inside sub-layers (`../points.py`).
+    points inside sub-layers (`validate/points.py`).
 
     Raises UserError if the weights don't fit the config, or if an id or a position is out of range.
     """

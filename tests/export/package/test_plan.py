@@ -21,7 +21,7 @@ BOTH = [
     ({"activations": "x"}, "activations 'x' are unknown; choose from int8, float32"),
     ({"activations": "int8"}, "activations int8: precision float32 has no choice"),
     ({"attention_layer": 7}, "attention_layer=7: the decoder has layers 0 to"),
-    ({"precision": "packed"}, "isn't quantised; packed is for what mlx-transformer quantize writes"),
+    ({"precision": "packed"}, "isn't quantised: run mlx-transformer quantize before packed"),
     (
         {"precision": "int8", "gate_reference": "x"},
         "has no tokenizer, and the quality gate compares texts",

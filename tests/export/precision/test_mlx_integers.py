@@ -140,10 +140,10 @@ def test_runtimes_agree_on_a_quantised_model(scheme, changes, model, tmp_path, m
 def test_integers_are_not_rounded_again(model):
     quantised = open_checkpoint(model(Scheme(64, 4)))
     for precision in ("int4", "int8-weights"):
-        with pytest.raises(UserError, match=f"{precision} would round again"):
+        with pytest.raises(UserError, match=f"and {precision} would round it again"):
             check_integers(quantised, ["float32", precision])
     for precision in ("float16", "bfloat16"):
-        with pytest.raises(UserError, match=f"{precision} takes more room than its integers: float32 or packed"):
+        with pytest.raises(UserError, match=f"and {precision} would be larger: choose float32 or packed"):
             check_integers(quantised, [precision])
 
 

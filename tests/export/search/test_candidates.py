@@ -101,5 +101,5 @@ def test_wrong_candidates_are_one_line(tmp_path: Path) -> None:
     file = SearchModel(export_search(place / "model", tmp_path / "one.onnx"), threads=1)
     with pytest.raises(UserError, match=r"^candidates has 1 rows for 2 inputs: give one list for each$"):
         file.generate([[3, 2], [4, 2]], candidates=[[3]])
-    with pytest.raises(UserError, match="source row 1: none of its candidates may be written"):
+    with pytest.raises(UserError, match="source row 1: the rules ban all its candidates"):
         file.generate([[3, 2], [4, 2]], candidates=[[3, 5], [5]], beam=2, suppressed=(5,), min_new_tokens=2)

@@ -276,5 +276,5 @@ def test_a_tokenizer_of_another_make_is_refused(tokenizer):
     config = TransformerConfig(**{**SIZES, **POST_NORM, "vocab_size": tokenizer.vocab_size})
     specification = json.loads(tokenizer.to_json())
     specification["normalizer"] = {"type": "Lowercase"}
-    with pytest.raises(UserError, match="needs a tokenizer that `train` or `import` made"):
+    with pytest.raises(UserError, match="needs a tokenizer from `train` or `import`"):
         BytePairOps(json.dumps(specification), config)

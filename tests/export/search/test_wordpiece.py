@@ -173,7 +173,7 @@ def test_what_a_file_can_t_do_is_said(checkpoint: Path, file: Path, tmp_path: Pa
         opened.embedder().vectors([[2, 3]])
     with pytest.raises(UserError, match="gives vectors of texts, no translations: it is for embed"):
         SearchModel(file)
-    with pytest.raises(UserError, match="takes text only, and the server batches ids"):
+    with pytest.raises(UserError, match="takes only text, but the server batches ids"):
         warmed(opened)
     with pytest.raises(UserError, match="text 1 holds a lone surrogate"):
         opened.embed("\ud800")

@@ -156,7 +156,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(tmp_path: Path) -> None:
             {"against": "marian"},
             "--against marian: .* doesn't say what .* from: give --original, the file or folder that was imported",
         ),
-        ({"original": tmp_path}, "--original has an effect with --against alone"),
+        ({"original": tmp_path}, "--original needs --against"),
         ({"against": "marian", "original": tmp_path / "none"}, "no such file or folder"),
         *(
             ({"against": name, "original": checkpoint / "config.json"}, f"{name} runs folders, .* FOLDER{flag} writes")

@@ -128,12 +128,12 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["generate", "decoder-onnx", "x", "--cache-bits", "8"], "--cache-bits is for checkpoints, which MLX runs"),
         (
             ["generate", "decoder", "x", "--cache-bits", "4"],
-            "heads have 16 numbers; --cache-bits needs a multiple of 32",
+            "heads are 16 wide; --cache-bits needs a multiple of 32",
         ),
         (["generate", "decoder", "x", "--draft", "text.txt"], "guesses tokens ahead: say how many, as --speculate 4"),
         (
             ["generate", "decoder", "x", "--speculate", "2", "--beam", "2"],
-            "--speculate 2 checks guesses of one hypothesis",
+            "--speculate 2 can't be used with a beam",
         ),
         (["generate", "text.txt", "x"], "is a file; a checkpoint is a folder with config.json"),
         (["fill", "encoder", "x"], "line 1: holds no <mask>"),

@@ -79,7 +79,7 @@ def test_damage_is_named_by_its_file(tmp_path):
     with pytest.raises(UserError, match=r"source_tokenizer\.json: not JSON"):
         Tokenizer.load(tmp_path)
     nested = join_texts(PAIR.to_json(), TARGET.to_json())
-    with pytest.raises(UserError, match=r'x: source: no tokenizer\.json \(its "model" is missing\)'):
+    with pytest.raises(UserError, match=r'x: source: not a tokenizer\.json \("model" is missing\)'):
         Tokenizer(nested, "x")
 
 

@@ -172,7 +172,7 @@ def test_a_sentence_without_any_has_its_end_alone() -> None:
     toy, none = Toy(vocab_size=14, seed=1), [[] for _ in ROWS]
     for beam in (1, 2):
         assert [best[0].ids for best in search(toy, ROWS, candidates=none, beam=beam)] == none
-    with pytest.raises(UserError, match="source row 0: none of its candidates may be written"):
+    with pytest.raises(UserError, match="source row 0: the rules ban all its candidates"):
         search(toy, ROWS, candidates=none, beam=2, min_new_tokens=2)
 
 

@@ -192,7 +192,7 @@ def test_a_file_that_ends_no_text_is_refused(tmp_path):
     config = TransformerConfig(architecture="encoder", decoder_layers=0, vocab_size=2, d_model=8, bos_id=1, eos_id=1)
     text, reason = read_text_files(tmp_path, config, "bert")
     assert text is None
-    assert "doesn't put one token before and one behind each text" in reason
+    assert "must put a single token before and a single token after each text" in reason
 
 
 def test_a_wordpiece_without_its_unknown_token():
