@@ -1,8 +1,8 @@
 """The command lines `mlx-transformer` and `python -m export`; the second has only the commands that need no MLX.
 
-`commands/` is the one place that joins the MLX side and the ONNX side. A command's module is imported when the command
-is chosen, and what it computes with is imported when it runs. So help and error messages are fast, and ONNX commands
-work without MLX.
+Only `commands/` joins the MLX side and the ONNX side. A command's module is imported when the command is chosen, and
+the libraries that it computes with when it runs. So help and error messages are fast, and ONNX commands work without
+MLX.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ WITHOUT_MLX = "translate evaluate score generate chat fill embed classify rerank
 WITHOUT_MLX += "export validate serve web explain compare info push".split()
 EXPORT = "python -m export"
 BUILD = {"export": "build"}
-"""Commands with another name there."""
+"""{command of `mlx-transformer`: its name in `python -m export`}"""
 PROGRAMS = {
     "mlx-transformer": (
         list(ALL),
@@ -87,7 +87,7 @@ PROGRAMS = {
 }
 VERSION = ("--version", "-V")
 COMPLETE = "_MLX_TRANSFORMER_COMPLETE"
-"""Variable by which a shell asks for completions."""
+"""Environment variable with which a shell asks for completions."""
 
 # (another program's name for an option, ours). Not shown in help; accepted by every command that has the option.
 USUAL = (

@@ -1,12 +1,12 @@
-"""The commands that convert checkpoints: import, to-huggingface, to-peft, to-marian, quantize, merge, shortlist, push
-and distil.
+"""Commands that convert checkpoints: import, to-huggingface, to-peft, to-marian, to-gguf, quantize, merge, shortlist,
+push and distil.
 
-`distil` trains a small model on a large one's translations, for Marian's engines. It writes
+`distil` trains a small model on a large model's translations, for Marian's engines. It writes
 
-    OUT/distil.json         the teacher and text that the folder was begun with
+    OUT/distil.json         the teacher and the text, to check that a later call continues the same
     OUT/translations.txt    the teacher's translations, on which the student is trained
     OUT/model ...           the student's run, as `train` writes it
-    OUT/shortlist.bin       which target tokens each source token may become
+    OUT/shortlist.bin       likely target tokens of each source token
     OUT/marian              the student for Marian's engines
 
 A finished part is kept, and an interrupted part is continued.
@@ -77,11 +77,11 @@ def to_huggingface_command(
     checkpoint: Checkpoint,
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     mlx_lm: Annotated[
-        bool, Option("--mlx-lm", help="As mlx-lm writes it: quantised matrices keep their integers, for MLX alone.")
+        bool, Option("--mlx-lm", help="Write mlx-lm's format: quantised matrices keep their integers (MLX only).")
     ] = False,
     force: Force = False,
 ) -> None:
-    """Write a checkpoint in the format of `transformers`, for PyTorch, Optimum and mlx-lm too."""
+    """Write a checkpoint in the format of `transformers`, also for PyTorch, Optimum and mlx-lm."""
     from mlx_transformer.convert import pads_either_side, to_huggingface
     from mlx_transformer.core.checkpoint import open_checkpoint
     from mlx_transformer.families.mlx_lm import unlike_mlx_lm
@@ -101,12 +101,12 @@ def to_peft_command(
     out: Annotated[Path, OutArgument("Folder to write, new or empty.")],
     name: Annotated[
         str | None,
-        Option("--base", help="Published model that PEFT shall load.", show_default="what BASE was imported from"),
+        Option("--base", help="Published model that PEFT should load.", show_default="the origin of BASE"),
     ] = None,
     rslora: Annotated[
-        bool, Option("--rslora", help="Write alpha as rsLoRA counts it; the result is the same.")
+        bool, Option("--rslora", help="Write rsLoRA's alpha (factor alpha / sqrt(rank)); the result is the same.")
     ] = False,
-    mlx_lm: Annotated[bool, Option("--mlx-lm", help="In the format of mlx-lm instead.")] = False,
+    mlx_lm: Annotated[bool, Option("--mlx-lm", help="Write mlx-lm's format instead.")] = False,
     force: Force = False,
 ) -> None:
     """Write an adapter in the format of PEFT (or of mlx-lm), for a published model."""
@@ -178,7 +178,7 @@ def push(
     kind = "private" if private else "public"
     if not yes:
         if not sys.stdin or not sys.stdin.isatty():
-            raise UserError(f"nothing was sent to {repository}: there is nobody to ask; --yes sends without asking")
+            raise UserError(f"nothing was sent to {repository}: no terminal to ask on; --yes sends without asking")
         if not click.confirm(f"Send this to {repository} on the Hugging Face Hub, {kind} if it is new?"):
             raise UserError(f"nothing was sent to {repository}")
     print(send(files, repository, private))
@@ -200,9 +200,9 @@ def shortlist(
     ] = True,
     force: Force = False,
 ) -> None:
-    """Write a shortlist, which makes translating faster: the few target tokens that each source token may become.
+    """Write a shortlist, which makes translation faster: for each source token its likely target tokens.
 
-    It counts which tokens the model aligns in a parallel text. Use it with translate --shortlist.
+    They are those that the model aligns with it in a parallel text. Use the file with translate --shortlist.
     """
     from mlx_transformer.core.outputs import claim
     from mlx_transformer.generation.alignment import SHORTLIST_FILE
@@ -242,31 +242,31 @@ def write_shortlist(
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeSettings:
-    """How a checkpoint becomes integers."""
+    """How a checkpoint is quantised."""
 
     bits: Annotated[float, Bounds(at_least=2, at_most=8)] | None = None
-    """Bits for each weight: 2, 3, 4, 5, 6 or 8, or a mean in between, e.g. 4.5, of which the matrices that matter most
-    for --text have more; unset: 4, or the mode's."""
+    """Bits per weight: 2, 3, 4, 5, 6 or 8, or a mean, e.g. 4.5: matrices that matter most for --text get more than
+    others; unset: 4, or the mode's."""
     group_size: int | None = None
-    """Weights that share one scale and bias: 32, 64 or 128; unset: 64, or the mode's."""
+    """Weights that share a scale and a bias: 32, 64 or 128; unset: 64, or the mode's."""
     mode: Literal["affine", "mxfp4", "nvfp4", "mxfp8"] = "affine"
     """Integers (affine), or short floats."""
     method: Literal["nearest", "search", "gptq"] = "nearest"
-    """How integers are chosen: nearest to each weight, as MLX does; nearest with the best of several ranges for each
-    group (search); or so that outputs for --text change least (gptq). With the last two embeddings and classifier have
-    8 bits, unless --bits is a mean."""
+    """Rounding: to the nearest integer, as in MLX (nearest); with the best of several ranges for each group (search);
+    or so that outputs for --text change least (gptq). With search and gptq, embeddings and classifier have 8 bits,
+    unless --bits is a mean."""
     text: Path | None = field(default=None, metadata={"check": check_text})
-    """Text like the model's later input, one a line: half of it calibrates, the other half judges what is lost."""
+    """Text like the model's later input, a text per line: half of it calibrates, the other half measures the loss."""
     accept_loss: bool = False
     """Write the checkpoint even if it loses more on --text than the limit."""
     dequantize: bool = False
-    """Store a quantised checkpoint's matrices as float32, exactly, e.g. to quantise it otherwise."""
+    """Store a quantised checkpoint's matrices as float32, without rounding, e.g. to quantise it in another way."""
     force: bool = False
     """Replace an earlier checkpoint in OUT."""
 
     def __post_init__(self) -> None:
         if self.dequantize and replace(self, dequantize=False, force=False) != QuantizeSettings():
-            raise UserError("--dequantize chooses no integers: leave out the other options but --force")
+            raise UserError("--dequantize takes only --force: leave out the other options")
         if problems := check_fields(self):
             raise UserError(joined(problems))
 
@@ -276,7 +276,7 @@ def quantize(
     out: Annotated[Path, OutArgument("Folder of the quantised checkpoint to write, new or empty.")],
     settings: QuantizeSettings,
 ) -> None:
-    """Store a checkpoint's matrices as small integers or floats, in MLX's format; every other command reads them."""
+    """Store a checkpoint's matrices as small integers or floats, in MLX's format; all other commands read them."""
     from mlx_transformer.convert.quantize import Calibration, dequantize_checkpoint, quantize_checkpoint
     from mlx_transformer.core.quantization import BITS, Scheme
     from mlx_transformer.system.progress import quiet_progress
@@ -301,25 +301,25 @@ def merge(
     adapter: Annotated[
         Path | None,
         Argument(
-            help="Folder of the adapter, also of PEFT's or mlx-lm's, or of the run that trained it. Theirs may stand "
-            "alone: they name their base.",
+            help="Folder of the adapter, ours, PEFT's or mlx-lm's, or of the run that trained it. For PEFT's and "
+            "mlx-lm's, which name their base, BASE may be left out.",
             check=check_there,
         ),
     ] = None,
     *,
     out: Annotated[Path, Option("--out", "-o", help="Checkpoint folder to write, new or empty.")],
     requantize: Annotated[
-        bool, Option("--requantize", help="Round BASE's integer matrices to integers again after merging.")
+        bool, Option("--requantize", help="After merging, requantise the matrices that are quantised in BASE.")
     ] = False,
     keep: Annotated[
-        bool, Option("--keep-adapter", help="Keep BASE's integers unchanged, and store ADAPTER beside them.")
+        bool, Option("--keep-adapter", help="Keep BASE's quantised matrices unchanged, and store ADAPTER beside them.")
     ] = False,
     float32: Annotated[
-        bool, Option("--float32", help="Store float32 where BASE has sixteen bits, which would round what is added.")
+        bool, Option("--float32", help="Store float32 where BASE has 16 bits, so that the changes aren't rounded.")
     ] = False,
     force: Force = False,
 ) -> None:
-    """Merge an adapter into its base: a checkpoint in BASE's precision, integers in float32."""
+    """Merge an adapter into its base: writes a checkpoint in BASE's precision; quantised matrices become float32."""
     from mlx_transformer.convert import import_huggingface
     from mlx_transformer.convert.merge import keep_adapter, merge_adapter
     from mlx_transformer.core.checkpoint import CHECKPOINT, open_checkpoint
@@ -329,14 +329,14 @@ def merge(
     if adapter is None:
         output = claim(out, CHECKPOINT, force, base)
         if keep or requantize or Place.of(base).what != "a published adapter":
-            raise UserError(f"{base}: give BASE and ADAPTER; only PEFT's and mlx-lm's name their base")
+            raise UserError(f"{base}: give BASE and ADAPTER; only adapters of PEFT and mlx-lm name their base")
         print("; ".join([f"{out}: merged", *import_huggingface(base, output)]))
         return
     base = find_model(base).folder
     if keep and requantize:
-        raise UserError("--keep-adapter leaves the integers that --requantize makes anew: give one of them")
+        raise UserError("--keep-adapter keeps the integers, --requantize changes them: give one of the two")
     if float32 and (keep or requantize):
-        raise UserError("--float32 stores floats, not integers: leave out --keep-adapter and --requantize")
+        raise UserError("--float32 stores no integers: leave out --keep-adapter and --requantize")
     if keep:
         print(f"{out}: {keep_adapter(base, adapter, out, force)}")
         return
@@ -364,13 +364,13 @@ class DistilSettings:
     recipe: str = "distil"
     """The student's recipe: a TOML file, or the name of a built-in one."""
     epochs: float | None = None
-    """Stop after so many passes over the text; unset: as the recipe says."""
+    """Stop after this number of passes over the text; unset: as the recipe says."""
     minutes: float | None = None
-    """Stop training after so many minutes; unset: as the recipe says."""
+    """Stop training after this number of minutes; unset: as the recipe says."""
     beam: int = 4
     """Beam width of the teacher's search."""
     threads: int | None = None
-    """Threads of ONNX Runtime for one operator, for an ONNX teacher; unset: one for each core."""
+    """ONNX Runtime's threads per operator, for an ONNX teacher; unset: one per core."""
 
 
 def distil(
@@ -380,8 +380,8 @@ def distil(
     *,
     settings: DistilSettings,
 ) -> None:
-    """Train a small translator on a large one's translations of --source, and write it for Marian's engines, e.g.
-    Firefox's.
+    """Train a small translator on a large translator's output for --source, and write it for Marian's engines, e.g. in
+    Firefox.
 
     The same command continues an interrupted run.
     """
@@ -438,14 +438,14 @@ def _check_student(recipe: Recipe, name: str) -> None:
     if recipe.training.start_from is not None:
         return
     if recipe.data.tokenizer is None and recipe.data.vocab_model != "unigram":
-        raise UserError(f"{name}: vocab_model={recipe.data.vocab_model!r}: Marian's engines read unigram alone")
+        raise UserError(f"{name}: vocab_model={recipe.data.vocab_model!r}: Marian's engines read only unigram")
     size = recipe.data.vocab_size
     ids = dict(pad_id=size - 1, bos_id=size - 1, eos_id=0)
     check_network(replace(recipe.config(size), **ids), (size - 1, size - 1), Path(name))
 
 
 def _check_out(out: Path, teacher: Path, recipe: Recipe) -> bool:
-    """Return whether `distil` has begun in this folder before. Raises `UserError` if it may not write there."""
+    """Whether `distil` has begun in this folder before. Raises `UserError` if the folder holds anything else."""
     from mlx_transformer.core.outputs import check_outside, is_within
     from mlx_transformer.training.run_folder import RECORD as RUN
     from mlx_transformer.training.run_folder import check_folder

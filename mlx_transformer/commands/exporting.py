@@ -1,4 +1,4 @@
-"""The commands that make and check ONNX models: export, validate, web."""
+"""Commands that make and check ONNX models: export, validate, web."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .settings import Checkpoint, Onnx, OutArgument
 
 @dataclass(frozen=True, kw_only=True)
 class FormSettings:
-    """What `export` writes in place of a folder of graphs."""
+    """Other outputs of `export` than a folder of graphs."""
 
     search: bool = False
-    """Write one file, OUT.onnx, with the search inside: token ids in, n-best token ids out."""
+    """Write a single file, OUT.onnx, with the search inside: token ids in, n-best token ids out."""
     embed_tokenizer: bool = False
-    """Write one file like --search with the tokenizer inside too: strings in, strings out (vectors, for an encoder of
-    texts)."""
+    """Write a single file as with --search, and with the tokenizer inside: strings in, strings out (for an encoder of
+    texts, vectors out)."""
     triton: bool = False
-    """Write one file with the search as a Triton model: OUT/config.pbtxt and OUT/1/model.onnx; with --embed-tokenizer
-    it takes strings."""
+    """Write a Triton model with the search inside: OUT/config.pbtxt and OUT/1/model.onnx; with --embed-tokenizer it
+    takes strings."""
 
 
 def export(

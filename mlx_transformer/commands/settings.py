@@ -1,9 +1,9 @@
-"""Turn settings dataclasses into options: each field of a frozen dataclass becomes one.
+"""Turn settings dataclasses into options: each field of a frozen dataclass becomes an option.
 
 The option takes its name, type, choices and default from the field, and its help from the string under the field. In
 this string, "unset:" begins the meaning of a default None. Field metadata changes the rest: {"option": ("--with",)} is
 another name, `ADVANCED` shows the option only in `--help-all`, "check" goes to `Option`.
-Arguments and settings that several commands share are here too.
+Arguments and settings that several commands share are here, too.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class RuntimeSettings:
     runtime: Literal["mlx", "onnx"] | None = None
     """Runtime to use; unset: mlx for a checkpoint, onnx for an ONNX model."""
     threads: int | None = field(default=None, metadata=ADVANCED)
-    """Threads of ONNX Runtime for one operator; unset: one for each core."""
+    """ONNX Runtime's threads per operator; unset: one per core."""
     precision: PrecisionName | None = None
-    """Of an ONNX folder the precision to open (unset: float32, or the only one); of a checkpoint float32, float16 or
-    bfloat16, to compute in (unset: as it is stored)."""
+    """ONNX folder: the precision to open (unset: float32, or the only one). Checkpoint: compute in float32, float16 or
+    bfloat16 (unset: as stored)."""
     verify: bool = field(default=True, metadata=ADVANCED)
     """Check the model's files against the SHA-256 digests in their manifest."""
 
@@ -133,7 +133,7 @@ class TranslatingSettings(RuntimeSettings):
     """Which runtime runs a model that translates, and how."""
 
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    """Shortlist in Marian's format: restricts a translation to likely target tokens of its source tokens; none: all
     tokens; unset: as the model's settings say."""
 
 
@@ -142,10 +142,10 @@ class ContinuingSettings(RuntimeSettings):
     """Which runtime runs a decoder, and how."""
 
     cache_bits: Literal[4, 8] | None = field(default=None, metadata=ADVANCED)
-    """Keep a checkpoint's keys and values as integers of so many bits, for long texts in little memory; unset: as they
-    are computed."""
+    """Quantise cached keys and values to this number of bits, for long texts in little memory; checkpoints only; unset:
+    don't."""
     draft: Path | None = field(default=None, metadata=ADVANCED)
-    """Smaller model with the same vocabulary, which guesses the tokens of --speculate; unset: they are looked up in the
+    """Smaller model with the same vocabulary, which guesses the tokens of --speculate; unset: guesses come from the
     text so far."""
 
 

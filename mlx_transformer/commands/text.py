@@ -1,4 +1,4 @@
-"""The commands that run a model on text.
+"""Commands that run a model on text.
 
 translate, evaluate, score, serve: for any translator. generate, chat: for decoder-only models. fill, embed, classify,
 rerank, tag, answer: for encoder-only models.
@@ -120,12 +120,12 @@ COMPLETION = f"{SAMPLING} min_new_tokens beam"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenScores:
-    """What `generate` writes of each new token."""
+    """Extra output of `generate` for each new token."""
 
     log_probabilities: bool = False
-    """Write the new tokens too, as JSON, with their log-probabilities."""
+    """Write JSON with the new tokens and their log-probabilities."""
     likeliest: int = 0
-    """Write so many of the likeliest tokens at each place too, as JSON."""
+    """Number of likeliest tokens at each place, also written as JSON."""
 
 
 def generate(
@@ -174,7 +174,7 @@ def _tell_limit(cut: Sequence[int], opened: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """What a chat template is told."""
+    """Inputs of a chat template."""
 
     system: str | None = None
     """The system prompt, before all messages."""
@@ -185,25 +185,25 @@ class ChatSettings:
     template: str | None = None
     """The template's name, if the model has several; unset: "tool_use" with --tools, else "default"."""
     date: str | None = None
-    """The date that templates write, e.g. 2026-01-31; unset: today's, so that answers change from day to day."""
+    """The current date for templates, e.g. 2026-01-31; unset: today, so that answers change from day to day."""
     variables: str | None = None
     """Other variables of the template, as a JSON object, e.g. '{"enable_thinking": false}'."""
 
     def begun(self) -> list[Any]:
-        """Return the conversation so far. `UserError` for a file that has none."""
+        """The conversation so far, with the system prompt. Raises `UserError` for a file without messages."""
         said = [] if self.messages is None else read_json(self.messages)
         if not isinstance(said, list) or (self.messages is not None and not said):
-            raise UserError(f'{self.messages}: is no list of messages: write [{{"role": "user", "content": "..."}}]')
+            raise UserError(f'{self.messages}: is not a list of messages: write [{{"role": "user", "content": "..."}}]')
         return ([{"role": "system", "content": self.system}] if self.system else []) + said
 
     def told(self) -> dict[str, Any]:
-        """Return the fields of `ChatOptions`."""
+        """The fields of `ChatOptions`. Raises `UserError` for other JSON."""
         tools = None if self.tools is None else read_json(self.tools)
         values = (
             {} if self.variables is None else parse_json(self.variables, "--variables: not JSON", "write an object")
         )
         if not isinstance(values, dict) or not isinstance(tools, (list, type(None))):
-            raise UserError("--variables is an object in JSON, and --tools a file with a list")
+            raise UserError("--variables must be a JSON object, and --tools a JSON file with a list")
         return {"tools": tools, "template": self.template, "date": self.date, "variables": values}
 
 
@@ -308,7 +308,7 @@ class VectorFiles(LineFiles):
     """Files of `embed`."""
 
     out: Path | None = field(default=None, metadata={"option": ("--out", "-o")})
-    """File to write: JSON lines, or an array (lines, W) if its name ends in .npy; it appears whole or not at all;
+    """File to write: JSON lines, or an array (lines, width) if its name ends in .npy; it appears whole or not at all;
     unset: stdout."""
 
 
@@ -427,12 +427,12 @@ def evaluate(
     """Score a model on text with references, and print JSON.
 
     A translator is scored with sacreBLEU, chrF and TER (with their signatures) and exact match; a decoder by the
-    perplexity of a text; an encoder by what its vectors find, or by how often its labels are right.
+    perplexity of a text; an encoder by retrieval or correlation with its vectors, or by the accuracy of its labels.
     """
     source, reference = files.source, files.reference
     if unread := [name for name, value in vars(others).items() if value is not None]:
         if source is not None or reference is not None or out is not None:
-            raise UserError(f"--{unread[0]} is for one stack alone: leave out --source, --reference and --out")
+            raise UserError(f"--{unread[0]} is for decoders and encoders: leave out --source, --reference and --out")
         if len(unread) > 1:
             raise UserError(f"--{unread[0]} and --{unread[1]}: give one of them")
         return _evaluate_alone(model, unread[0], str(getattr(others, unread[0])), runtime)
@@ -472,7 +472,7 @@ def evaluate(
 
 
 def listed_file(shortlist: Path | str | None) -> Path | None:
-    """Return the file that --shortlist names, if any."""
+    """The file that --shortlist names, if any."""
     return None if shortlist is None else Path(shortlist)
 
 
@@ -521,8 +521,10 @@ def score(
     settings: Annotated[PairSettings, Shown()],
     runtime: Annotated[RuntimeSettings, Shown("Runtime")],
 ) -> None:
-    """Print log-probabilities of given translations, or with a decoder of texts or what follows a prompt: for each line
-    the sum, a tab, and the log-probability of each token."""
+    """Print log-probabilities of given translations, or with a decoder of texts or continuations.
+
+    For each line: the sum, a tab, and the log-probability of each token.
+    """
     from mlx_transformer.generation.files import score_lines
     from mlx_transformer.generation.line_files import write_lines
     from mlx_transformer.generation.output import claim_lines
@@ -530,7 +532,7 @@ def score(
     output = claim_lines("score", out, settings.force, model, source, reference)
     if model.is_file():
         raise UserError(
-            f"{model}: a file with the search can't score given translations; give a checkpoint or an ONNX folder"
+            f"{model}: a file with the search inside can't score translations; give a checkpoint or an ONNX folder"
         )
     scorer = open_model(model, **vars(runtime))
     files = reference if source is None else (source, reference)
@@ -565,7 +567,7 @@ def serve(
     from export.serve import serve_site
 
     if (not models) == (web is None):
-        raise UserError("serve takes a model, or a site by --web: give one of them")
+        raise UserError("serve takes a model, or a site with --web: give one of the two")
     if web is not None:
         serve_site(web, **vars(settings))
     elif models:

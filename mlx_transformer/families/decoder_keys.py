@@ -206,8 +206,8 @@ def _attention_factor(kind: str, table: Values, numbers: Values, fields: Values)
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers with local attention (layer_types), in which a query sees `sliding_window` keys, its own included. Comes
-    after the number of layers."""
+    """The layers with local attention (layer_types), in which a query sees `sliding_window` keys, its own included.
+    Comes after the number of layers."""
 
     local: Callable[[int, Values], bool]
     """(i, values of `keys` and fields) -> whether layer i is local, if the file doesn't list the layers."""
@@ -327,8 +327,8 @@ class Divisors:
 
 
 class TwoBases(Rotary):
-    """Rotary positions whose local layers have another base, without scaling: rope_local_base_freq, or since version 5 a
-    table for each kind of layer in rope_parameters. Comes after `Layers`."""
+    """Rotary positions whose local layers have another base, without scaling: rope_local_base_freq, or since version 5
+    a table for each kind of layer in rope_parameters. Comes after `Layers`."""
 
     @property
     def defaults(self) -> Values:

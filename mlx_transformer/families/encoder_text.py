@@ -34,8 +34,8 @@ def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start:
     """Add the ids of special tokens to a folder's tokenizer.json; returns its text.
 
     settings: tokenizer_config.json. fills: a typed [MASK] becomes the mask token, as the model restores hidden words.
-    start: id of the decoder's start token, if there is a decoder. Raises `UserError` for a file that doesn't put a token
-    before and after each text.
+    start: id of the decoder's start token, if there is a decoder. Raises `UserError` for a file that doesn't put a
+    token before and after each text.
     """
     specification = read_object(path / JOINT)
     check_parts(specification, str(path / JOINT))
@@ -46,8 +46,8 @@ def adopted(path: Path, settings: Mapping[str, Any], fills: bool = False, start:
 def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS, fills: bool = False) -> str:
     """Make a tokenizer.json from a vocab.txt, which has a token per line (Devlin et al. 2019).
 
-    settings, fills: as for `adopted`. rows: the model's number of ids. Raises `UserError` for a larger vocabulary, or if
-    a special token is missing.
+    settings, fills: as for `adopted`. rows: the model's number of ids. Raises `UserError` for a larger vocabulary, or
+    if a special token is missing.
     """
     told = JsonObject(dict(settings), str(path / "tokenizer_config.json"))
     text = read_text(path / WORDS)
@@ -90,8 +90,8 @@ def wordpiece(path: Path, settings: Mapping[str, Any], rows: int = MOST_TOKENS, 
 
 
 def lower_cased(text: str) -> str:
-    """Make a tokenizer.json lower-case text first, as in sentence-transformers. Added tokens that are looked for in text
-    as it was typed keep their case."""
+    """Make a tokenizer.json lower-case text first, as in sentence-transformers. Added tokens that are looked for in
+    text as it was typed keep their case."""
     specification = json.loads(text)
     normalizer = specification.get("normalizer")
     whole = isinstance(normalizer, dict) and normalizer.get("type") == "Sequence"
@@ -166,8 +166,8 @@ def _ends(specification: Mapping[str, Any], where: Path) -> list[tuple[str, int]
 
 
 def _template(ends: list[tuple[str, int]], typed: bool) -> dict[str, Any]:
-    """The template `[CLS] A [SEP]`, and for pairs `[CLS] A [SEP] B [SEP]` with token types 0 and 1 (typed), or RoBERTa's
-    `<s> A </s></s> B </s>` with type 0."""
+    """The template `[CLS] A [SEP]`, and for pairs `[CLS] A [SEP] B [SEP]` with token types 0 and 1 (typed), or
+    RoBERTa's `<s> A </s></s> B </s>` with type 0."""
 
     def special(name: str, kind: int = 0) -> dict[str, Any]:
         return {"SpecialToken": {"id": name, "type_id": kind}}

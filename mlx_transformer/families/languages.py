@@ -1,6 +1,6 @@
 """Languages of published models: their tokens in the vocabulary, and the codes people write for them (ISO 639-1).
 
-The tokens are named by the folder's files, or stand in the order of the family.
+The folder's files name the tokens, or the family's code has them in the order of their ids.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ ta tam_Taml te tel_Telu tg tgk_Cyrl th tha_Thai ti tir_Ethi tk tuk_Latn tl tgl_L
 tt tat_Cyrl tw twi_Latn ug uig_Arab uk ukr_Cyrl ur urd_Arab uz uzn_Latn vi vie_Latn wo wol_Latn xh xho_Latn yi ydd_Hebr
 yo yor_Latn zh zho_Hans zt zho_Hant zu zul_Latn
 """.split()
-"""Pairs of an ISO 639-1 code and NLLB's code (2022); a macro-language has its main part's. zt is LibreTranslate's code
-for traditional Chinese."""
+"""ISO 639-1 codes, each followed by NLLB's code (2022); a macro-language has the code of its main language. zt is
+LibreTranslate's code for traditional Chinese."""
 OF_NLLB: dict[str, str] = dict(zip(NLLB[::2], NLLB[1::2], strict=True))
 OTHERS = {"nb": "no", "no": "nb", "tl": "fil"}
-"""Other codes of the same languages."""
+"""{code: another code of the same language}"""
 
 
 def own_code(code: str, known: Collection[str]) -> str | None:
-    """Find the model's own code of a language in `known`, or None: e.g. de, de_DE and deu_Latn are German.
+    """Find the model's own code of a language; None if it doesn't have the language.
 
-    code: from ISO 639-1, with a script or country if needed (zh-Hant), or the model's own.
+    code: from ISO 639-1, with a script or country if needed (zh-Hant), or the model's own. known: the model's codes.
+
+    >>> own_code("de", ["eng_Latn", "deu_Latn"])
+    'deu_Latn'
     """
     if code in known:
         return code
@@ -50,7 +53,7 @@ def own_code(code: str, known: Collection[str]) -> str | None:
 
 
 def short_codes(known: Iterable[str]) -> dict[str, str]:
-    """Return {ISO 639-1 code: the model's own code}; a language without an ISO code keeps its own."""
+    """{ISO 639-1 code: the model's own code}; a language without an ISO code keeps its own."""
     known = list(known)
     codes: dict[str, str] = {}
     for code in dict.fromkeys([*OF_NLLB, *(each.partition("_")[0] for each in known)]):
@@ -61,7 +64,7 @@ def short_codes(known: Iterable[str]) -> dict[str, str]:
 
 
 OF_LANGUAGES = ("m2m_100", "mbart")
-"""Families with language tokens, which never stand in the text itself."""
+"""Families with language tokens; no text contains these."""
 LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2})|>>([a-z]{2,3}[\w.+-]*)<<")
 """Language tokens: __de__ in M2M100, deu_Latn in NLLB, de_DE in mBART, >>deu<< in Opus-MT."""
 M2M100 = """
@@ -81,17 +84,17 @@ MBART_25 = " ".join(MBART_50.split()[:25])
 
 
 def codes_of(tokens: Mapping[Any, Any], rows: int) -> dict[str, int]:
-    """Return {code: id} of the language tokens in {token: id}."""
+    """{code: id} of the language tokens in {token: id}, without ids beyond the model's `rows`."""
     known = {token: id for token, id in tokens.items() if type(id) is int and 0 <= id < rows}
     matches = {LANGUAGE.fullmatch(str(token)): id for token, id in known.items()}
     return {match[match.lastindex or 0]: id for match, id in matches.items() if match is not None}
 
 
 def language_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first: int, usual: str) -> dict[str, int]:
-    """Return {token: id} of languages and <mask>.
+    """{token: id} of languages and <mask>.
 
-    Ids stand in tokenizer_config.json (`added_tokens_decoder`) or added_tokens.json; of a bare list, or where there is
-    none, of `usual` codes, they begin with `first`.
+    Ids are in tokenizer_config.json (`added_tokens_decoder`) or in added_tokens.json. If there is only a list of
+    tokens, or no list (then `usual`), ids are counted from `first`.
     """
     decoder = settings.get("added_tokens_decoder")
     numbered = decoder.items() if isinstance(decoder, dict) else ()
@@ -107,7 +110,7 @@ def language_tokens(settings: Mapping[str, Any], added: Mapping[str, Any], first
 
 
 def listed_tokens(specification: Mapping[str, Any]) -> dict[str, int]:
-    """Return {token: id} from added_tokens of a parsed tokenizer.json, without malformed entries."""
+    """{token: id} from added_tokens of a parsed tokenizer.json, without malformed entries."""
     added = specification.get("added_tokens")
     entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
     pairs = [(entry.get("content"), entry.get("id")) for entry in entries]
@@ -121,5 +124,5 @@ def _languages(tokens: Mapping[Any, Any]) -> dict[str, int]:
 
 
 def content_of(token: Any) -> str:
-    """The text of a special token, given as a string or as an object."""
+    """The spelling of a special token in a file, where it is a string or an object with "content"."""
     return str(token.get("content") if isinstance(token, dict) else token)

@@ -1,7 +1,7 @@
 """The options of the verbs on text, checked in one place for both runtimes; those of a search are in
 `decoding/options.py`.
 
-Apart from `arguments.py`, because the command line reads them for its help: they import no NumPy.
+They are apart from `arguments.py` because the command line's help reads them, and they must import no NumPy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlx_transformer.system.errors import Name, Text, UserError
 from mlx_transformer.system.fields import Bounds, Checked
 
 Overlong = Literal["error", "truncate", "split", "skip"]
-"""What to do with a line of more tokens than the model has positions.
+"""What to do with a line that has more tokens than the model has positions.
 
 error: raise an error that names the line. truncate: translate only its first tokens. split: translate it in pieces, cut
 at sentence ends if possible, and join them with spaces. skip: leave it empty.
@@ -26,18 +26,16 @@ class TextSettings:
     """How `translate` reads lines and writes translations (`files.translate_stream`)."""
 
     overlong: Overlong = "split"
-    """What to do with a line of more tokens than the model takes: translate it in pieces (split), translate its
-    beginning (truncate), leave it empty (skip), or end with an error (error)."""
+    """What to do with a line longer than the model takes: translate it in pieces (split) or only its beginning
+    (truncate), leave its translation empty (skip), or stop (error)."""
     scores: bool = False
-    """Write each translation's score after it, with a tab between: its log-probability divided by the length
-    penalty."""
+    """Write a tab and the score after each translation: its log-probability divided by the length penalty."""
     json: bool = False
     """Write each line as JSON, with source, translations and scores."""
     alignment: bool = False
-    """Write after each translation, with a tab between, which source word each of its words comes from, e.g. 0-0
-    1-2."""
+    """Write a tab and the word alignment after each translation, as source-target pairs, e.g. 0-0 2-1."""
     stream: bool = False
-    """Write each translation while it is being decoded; greedy or sampled, without a beam."""
+    """Write each translation while it is being decoded; greedy search or sampling, without a beam."""
     resume: bool = False
     """Continue an interrupted run into the same OUT; input, options and model must be the same."""
     force: bool = False
@@ -47,8 +45,7 @@ class TextSettings:
     target_language: str | None = None
     """Language to translate into, for a multilingual model, e.g. deu_Latn."""
     task_prefix: str | None = None
-    """Text to put before every line, e.g. T5's 'translate English to German: '; unset: the model's own, if it has
-    one."""
+    """Text to put before every line, e.g. T5's 'translate English to German: '; unset: the model's own, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +69,16 @@ class EmbedOptions(Checked):
     """How texts become vectors; an unset option is as the model's folder says."""
 
     kind: Kind = "dense"
-    """Kind of vector: of each text (dense), a weight of each token id (sparse), or of each token (multi).
-    Sparse and multi need a model that was trained for them, e.g. bge-m3."""
+    """Kind of vector: one per text (dense), a weight per token id (sparse), or one per token (multi). Sparse and multi
+    need a model trained for them, e.g. bge-m3."""
     prompt: str | None = None
     """Text to put before each text, e.g. 'query: '; unset: the model's own."""
     prompt_name: str | None = None
     """Name of one of the model's prompts, e.g. query; unset: its default prompt, if any."""
     dimensions: Annotated[int, Bounds(at_least=1, at_most=2**20)] | None = None
-    """Keep only the first so many numbers of each vector, for models that were trained to be cut (Matryoshka); unset:
-    all."""
+    """Keep only this many first numbers of each vector, for models trained for it (Matryoshka); unset: all."""
     pooling: Pooling | None = None
-    """How the vectors of a text's tokens become the text's; unset: as the model's folder says."""
+    """How to combine the tokens' vectors into the text's; unset: as the model's folder says."""
     normalize: bool | None = None
     """Scale vectors to length 1; unset: as the model's folder says."""
 

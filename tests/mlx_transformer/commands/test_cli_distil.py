@@ -104,7 +104,7 @@ def test_another_teacher_text_or_search_is_refused(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('vocab_model = "unigram"', ""), "vocab_model='bpe': Marian's engines read unigram alone"),
+        (('vocab_model = "unigram"', ""), "vocab_model='bpe': Marian's engines read only unigram"),
         (("[training]", 'positions = "learned"\n[training]'), "Marian has no such model: positions='learned'"),
     ],
 )

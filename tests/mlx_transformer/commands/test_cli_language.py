@@ -141,7 +141,10 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["to-marian", "decoder", "OUT"], "is a decoder alone, and Marian's files hold an encoder with a decoder"),
         (["to-marian", "encoder", "OUT"], "is an encoder alone, and Marian's files hold an encoder with a decoder"),
         (["evaluate", "encoder", "--text", "text.txt"], "a text's perplexity needs a decoder"),
-        (["evaluate", "decoder", "--text", "x", "--source", "y"], "--text is for one stack alone: leave out --source"),
+        (
+            ["evaluate", "decoder", "--text", "x", "--source", "y"],
+            "--text is for decoders and encoders: leave out --source",
+        ),
         (["evaluate", "decoder"], "Missing option '--source' (or '--text', '--pairs', '--similarity' or '--labelled')"),
         (["evaluate", "encoder", "--pairs", "x", "--labelled", "y"], "--pairs and --labelled: give one of them"),
         (["evaluate", "encoder", "--pairs", "no.tsv"], "no.tsv: cannot be read (no such file)"),

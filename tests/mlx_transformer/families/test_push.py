@@ -65,7 +65,7 @@ def test_a_run_is_sent_when_it_is_asked_for_and_never_else(checkpoint, tmp_path)
         there = {"HF_ENDPOINT": address}
         done = run(tmp_path, "run", "org/name", **there)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "nothing was sent to org/name: there is nobody to ask; --yes sends without asking" in done.stderr
+        assert "nothing was sent to org/name: no terminal to ask on; --yes sends without asking" in done.stderr
         for name, data in sent.items():
             assert f"{len(data):,} {name}\n" in done.stdout
         assert ".DS_Store" not in done.stdout

@@ -275,7 +275,7 @@ def test_an_empty_message_is_one(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--variables", "[1]"], "an object in JSON"),
+        (["--variables", "[1]"], "must be a JSON object"),
         (["--template", "x"], "chat template 'x': the model has default, tool_use"),
         (["--date", "soon"], "--date 'soon' is no date"),
         (["--temperature", "0.5"], "--sample"),

@@ -235,7 +235,7 @@ def test_command_line(model, tmp_path, capsys):
     assert_same_bits(*(dict(open_checkpoint(folder).tensors()) for folder in (tmp_path / "floats", quantised)))
     assert not open_checkpoint(tmp_path / "floats").quantization
     assert "isn't quantised" in refused(capsys, "quantize", plain, tmp_path / "x", "--dequantize")
-    assert "chooses no integers" in refused(capsys, "quantize", quantised, tmp_path / "x", "--dequantize", "--bits=8")
+    assert "takes only --force" in refused(capsys, "quantize", quantised, tmp_path / "x", "--dequantize", "--bits=8")
     main(["quantize", str(GOLDEN / "llama-4"), str(tmp_path / "ours"), "--dequantize"])
     main(["to-huggingface", str(tmp_path / "ours"), str(tmp_path / "theirs")])
     for name in ("ours", "theirs"):
