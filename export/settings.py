@@ -41,8 +41,8 @@ class ExportSettings:
     activations: ActivationsName | None = field(default=None, metadata=ADVANCED)
     """Type of the activations in products with int8-weights, int4 and packed weights; unset: int8."""
     int8_scales: ScalesName | None = field(default=None, metadata=ADVANCED)
-    """Scales of int8's activations: fixed (computed from a text), or a scale for each token; unset: fixed if that
-    loses nothing."""
+    """Scales of int8's activations: fixed (computed from a text), or one per token; unset: fixed if that loses
+    nothing."""
     calibrate: Path | str | None = field(default=None, metadata=ADVANCED)
     """Text to compute int8's fixed scales from, one sentence a line; unset: the model's int8_scales.json, or its run's
     validation text."""
@@ -53,17 +53,17 @@ class ExportSettings:
     """Share of each text's ten nearest neighbours, among the gate's sentences, that int8 must keep, e.g. 0.99; as few
     matrices as necessary stay in float32 for it; unset: none."""
     attention: bool = False
-    """Also return cross-attention: which source tokens each token was written from."""
+    """Also return cross-attention: how much each output token attends to each source token."""
     attention_layer: int | None = field(default=None, metadata=ADVANCED)
     """Decoder layer to return the attention of, from 0; unset: the layer that aligns best."""
     inputs_embeds: bool = field(default=False, metadata=ADVANCED)
-    """The encoder takes vectors, inputs_embeds, in place of input_ids."""
+    """The encoder takes vectors (inputs_embeds) instead of input_ids."""
     dimensions: int | None = field(default=None, metadata=ADVANCED)
-    """Keep only the first so many numbers of a text's vector, scaled to length 1 again if the model does so; for
-    encoders trained to be cut (Matryoshka); unset: all."""
+    """Keep only this many first numbers of a text's vector, scaled to length 1 again if the model does so; for encoders
+    trained for it (Matryoshka); unset: all."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Shortlist in Marian's format for later searches: which target tokens each source token may become; none: all
-    tokens; unset: as the model's settings say."""
+    """Shortlist in Marian's format for later searches: restricts a translation to likely target tokens of its source
+    tokens; none: all tokens; unset: as the model's settings say."""
     gate_source: Path | str | None = None
     """The quality gate's sentences, one a line: lower precisions are compared with float32 on them."""
     gate_reference: Path | str | None = None
@@ -116,12 +116,12 @@ class WebSettings:
     title: str | None = None
     """Heading of the page; unset: the first model's name."""
     assets: Path | str | None = None
-    """Where onnxruntime-web is (for a chat @huggingface/transformers too): a node_modules folder or its .tgz; unset:
+    """Place of onnxruntime-web (for a chat also of @huggingface/transformers): a node_modules folder or a .tgz; unset:
     node_modules here, else npm fetches the pinned version."""
     force: bool = False
     """Replace another site in OUT."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    """Shortlist in Marian's format: restricts a translation to likely target tokens of its source tokens; none: all
     tokens; unset: as the models' settings say."""
     verify: bool = field(default=True, metadata=ADVANCED)
     """Check the models' files against the SHA-256 digests in their manifests."""
@@ -136,29 +136,29 @@ class ServeSettings:
     port: Annotated[int, Bounds(at_least=0, at_most=65535)] = 8000
     """Port to listen on; 0 takes any free port."""
     max_batch: Annotated[int, Bounds(at_least=1, at_most=4096)] = 32
-    """Most sentences computed together."""
+    """Most sentences of a batch."""
     max_wait_ms: Annotated[float, Bounds(at_least=0, at_most=60_000)] = field(default=5.0, metadata=ADVANCED)
-    """How long a sentence waits for others to join its batch while nothing runs, in milliseconds."""
+    """Milliseconds for which a sentence waits for others to join its batch while nothing runs."""
     max_queue: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = 1024
     """Most sentences waiting, at most three quarters of them from one client; further requests get 503."""
     max_sentences: Annotated[int, Bounds(at_least=1, at_most=1_000_000)] = field(default=512, metadata=ADVANCED)
     """Most sentences in a request; longer requests get 413."""
     max_connections: Annotated[int, Bounds(at_least=8, at_most=1_000_000)] = field(default=4096, metadata=ADVANCED)
-    """Most open connections; beyond it, those idle or sending for the longest time are closed."""
+    """Most open connections; beyond it, those that have been idle or sending for the longest time are closed."""
     threads: Count | None = None
     """Threads of ONNX Runtime for one operator; unset: one for each core."""
     workers: Annotated[int, Bounds(at_least=1, at_most=256)] = 1
     """Batches computed at the same time; each uses --threads threads."""
     prefix_megabytes: Annotated[int, Bounds(at_least=0, at_most=2**30)] = field(default=256, metadata=ADVANCED)
-    """Memory for the caches of a decoder's finished texts: a prompt that begins as one of them, e.g. the next turn of a
-    chat, computes its other tokens only; 0: none."""
+    """Memory for the caches of a decoder's finished texts: a prompt with the same beginning, e.g. the next turn of a
+    chat, computes only its other tokens; 0: none."""
     precision: PrecisionName | None = None
     """Precision to open, if MODEL is an ONNX folder with several; unset: float32, or the only precision."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Shortlist in Marian's format: the target tokens each source token may become, no others are written; none: all
+    """Shortlist in Marian's format: restricts a translation to likely target tokens of its source tokens; none: all
     tokens; unset: as each model's settings say."""
     date: str | None = None
-    """The date that chat templates write, e.g. 2026-01-31, so that prompts stay the same; unset: today's."""
+    """The current date for chat templates, e.g. 2026-01-31, so that prompts stay the same; unset: today."""
     access_log: bool = False
     """Log every request."""
     verify: bool = field(default=True, metadata=ADVANCED)
@@ -166,7 +166,7 @@ class ServeSettings:
     cors: Sequence[str] = ()
     """Origin whose pages may read the answers, e.g. https://example.org, or * for all; repeat it for several."""
     api_key_file: Path | str | None = None
-    """File with API keys, one a line; a request must then send a key, except to /health, /docs and the like."""
+    """File with API keys, one a line; requests must then send a key, except to /health, /docs etc."""
     header_seconds: Seconds = field(default=10.0, metadata=ADVANCED)
     """Seconds a client has to send a request's head."""
     body_seconds: Seconds = field(default=30.0, metadata=ADVANCED)
@@ -201,9 +201,9 @@ class ServeSettings:
         keys = [line for line in lines if line and not line.startswith("#")]
         for number, line in enumerate(lines, 1):
             if line in keys and not (line.isascii() and line.isprintable() and " " not in line):
-                raise UserError(f"{self.api_key_file}, line {number}: a key is of ASCII characters without spaces")
+                raise UserError(f"{self.api_key_file}, line {number}: a key must be ASCII characters without spaces")
         if not keys:
-            raise UserError(f"{self.api_key_file}: holds no key; write one on a line: openssl rand -hex 32")
+            raise UserError(f"{self.api_key_file}: has no key; add a line with the output of: openssl rand -hex 32")
         return keys
 
 
@@ -233,15 +233,15 @@ class JudgeSettings:
     original: Path | str | None = field(default=None, metadata=ADVANCED)
     """The imported file or folder, for --against; unset: the place in the checkpoint's record, if it is unchanged."""
     thorough: bool = field(default=False, metadata=ADVANCED)
-    """Judge a large model on as many rows, sentences and tokens as a small one, which takes long."""
+    """Judge a large model on as many rows, sentences and tokens as a small model, which takes long."""
     shortlist: Path | str | None = field(default=None, metadata=ADVANCED)
-    """Shortlist in Marian's format; searches are compared among its candidates too; none: among half of all tokens, as
+    """Shortlist in Marian's format; searches are also compared among its candidates; none: among half of all tokens, as
     without a shortlist; unset: as the model's settings say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateSettings(JudgeSettings):
-    """Settings of `validate`: what is compared, and where the report goes."""
+    """Settings of `validate`: runtimes, inputs and reports."""
 
     runtimes: str | Sequence[str] | None = None
     """Runtimes to judge, separated by commas (--explain lists them); a missing runtime ends with exit status 3; unset:

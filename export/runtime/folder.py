@@ -55,7 +55,7 @@ FIRST_GRAPHS = (ENCODER, ENCODER_CPU, MODEL, STEP_CPU)
 """A folder has one of these graphs in each of its precisions."""
 
 READ = (ONNX_CONFIG, "config.json", INT8_SCALES, SETTINGS, CHAT_TEMPLATE, EMBEDDING, DENSE, *NAMES)
-"""The files beside the graphs' folder that are read."""
+"""Files beside the graphs' folder that may be read."""
 INNER_MANIFEST = f"onnx/{MANIFEST}"
 """The manifest of the graphs' folder, as listed in the manifest of the outer folder."""
 
@@ -65,7 +65,7 @@ class OnnxFolder(NamedTuple):
 
     path: Path
     request: Request
-    """The model's config, and what its graphs were exported with, e.g. attention."""
+    """The model's config, and the options of its graphs, e.g. attention."""
     graphs: dict[str, Path]
     listed: dict[str, Path]
     """{name: file} of additional graphs for a search among given ids; empty if the folder has none."""
@@ -106,7 +106,7 @@ class OnnxFolder(NamedTuple):
             verify_beside(self.path)
 
     def verify_data(self) -> None:
-        """Compare the digests of all data files of the precision too; `UserError` if one differs."""
+        """Compare the digests of the precision's data files. Raises `UserError` if one differs."""
         listed = read_manifest(self.place) or {}
         verify_files(self.place, [name for name in listed if _precision_of_data(name) == self.precision])
 
@@ -142,7 +142,7 @@ class OnnxFolder(NamedTuple):
 
     @property
     def integers(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the matrices that the graphs may compute of a checkpoint's integers."""
+        """{name: shape} of the matrices that the graphs may compute from a checkpoint's integers."""
         small = self.precision in ("float32", "packed") and self.weights and not self.has_float32_matrices
         return {name: shape for name, shape in parameter_shapes(self.config).items() if len(shape) > 1} if small else {}
 
@@ -193,17 +193,18 @@ def has_row_per_token(path: Path) -> bool:
 
 
 def verify_beside(path: Path, names: Collection[str] = READ) -> None:
-    """Compare these files beside the graphs' folder with their manifest, if it lists them; `UserError` if one differs.
+    """Compare these files beside the graphs' folder with their manifest, if it lists them. Raises `UserError` if a file
+    differs.
 
-    The manifest also lists the graphs' manifest, so a graphs' folder from another export is found too.
+    The manifest also lists the graphs' manifest, so that a graphs' folder from another export is noticed, too.
     """
     listed = read_manifest(path) or {}
     verify_files(path, [name for name in (*names, INNER_MANIFEST) if name in listed])
 
 
 def verify_export(path: Path) -> None:
-    """Compare all files of a folder with its manifests, or one file with the manifest beside it; `UserError` if any
-    differs."""
+    """Compare all files of a folder with its manifests, or a single file with the manifest beside it. Raises
+    `UserError` if a file differs."""
     if path.is_file():
         verify_file(path)
     else:

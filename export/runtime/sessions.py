@@ -69,7 +69,7 @@ def find_plugin(provider: str) -> None:
 
 
 def chosen(options: ort.SessionOptions, providers: Sequence[Any]) -> Sequence[Any] | None:
-    """Add the plugin among these providers to the session's options, on a GPU if it has one.
+    """Add the plugin among these providers to the session's options, on a GPU if there is one.
 
     The CPU computes the operators that the plugin lacks. Returns the providers to pass to the session: all of them
     without a plugin, None with one. Raises `UserError` for a plugin together with providers other than the CPU.
@@ -79,7 +79,7 @@ def chosen(options: ort.SessionOptions, providers: Sequence[Any]) -> Sequence[An
     if not plugins:
         return providers
     if others := [name for name, _ in pairs if name not in ("CPUExecutionProvider", plugins[0][0])]:
-        raise UserError(f"provider {plugins[0][0]} works beside the CPU alone, not beside {', '.join(others)}")
+        raise UserError(f"provider {plugins[0][0]} works only with the CPU, not with {', '.join(others)}")
     name, values = plugins[0]
     devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
     devices.sort(key=lambda candidate: candidate.device.type != ort.OrtHardwareDeviceType.GPU)
@@ -98,7 +98,7 @@ def missing(provider: str) -> str:
 CPU = "CPUExecutionProvider"
 
 SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
-"""Passes of ONNX Runtime's optimiser to leave out. On CPU their fused operators are slower than the two they replace:
+"""Passes of ONNX Runtime's optimiser to leave out. On CPU their fused operators are slower than the pairs they replace:
 Add and LayerNormalization, Add and Gelu (which has its own kernel for AVX-512)."""
 
 FOLDING = ["ConstantFolding"]
@@ -125,7 +125,7 @@ POLL_SECONDS = 0.05
 """Seconds between two checks whether a run should stop."""
 
 SMALL = 24e6
-"""Bytes of weights of a small model: up to here several batches at a time, with one thread each, are faster than one
+"""Most bytes of weights of a small model, for which several batches at a time, with a thread each, are faster than a
 batch at a time with several threads."""
 
 
@@ -185,10 +185,10 @@ class Session(ort.InferenceSession):
     """A session whose failed runs raise a `UserError` with the file's name, e.g. for a damaged graph."""
 
     weights: Any = None
-    """What the session uses in place, e.g. the data file in memory: kept here as long as it lives."""
+    """Memory that the session reads in place, e.g. the data file: kept as long as the session."""
 
     def __init__(self, file: str | Path, *arguments: Any, model: bytes | None = None, **options: Any):
-        """model: in place of what the file holds."""
+        """model: a graph to load instead of the file's."""
         super().__init__(model or str(file), *arguments, **options)
         self.file = file
 
@@ -261,8 +261,8 @@ def open_session(
 ) -> Session:
     """Open a session on the file. Raises `UserError` if the file can't be loaded or a provider isn't available.
 
-    providers: default CPU. without: more passes of the optimiser to leave out. model: in place of
-    what the file holds.
+    providers: default CPU. without: more passes of the optimiser to leave out. model: a graph to load instead of the
+    file's.
     """
     check_providers(providers)
     options = options or session_options()
@@ -275,7 +275,7 @@ def open_session(
 
 
 def check_providers(providers: Sequence[Any] | None) -> list[str]:
-    """The providers' names without their options; `UserError` if a provider isn't available."""
+    """The providers' names without their options. Raises `UserError` if a provider isn't available."""
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or [CPU]]
     for name in names:
         find_plugin(name)

@@ -1,6 +1,6 @@
-"""Write a site, and read one's list of files back.
+"""Write a site, and read its list of files.
 
-A site is one folder with the page, onnxruntime-web, the models and their tokenizer. Any web server can host it.
+A site is a folder with the page, onnxruntime-web, the models and their tokenizer. Any web server can host it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_site(folder: Path) -> bool:
 
 
 def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
-    """Return {path below the folder: SHA-256} of a site's listed files.
+    """{path in the folder: SHA-256} of a site's listed files.
 
     Raises UserError if the folder is no site or, with `verify`, if a file is missing or damaged.
     """
@@ -55,7 +55,7 @@ def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / SITE}: damaged ({error!r}); write the site again") from error
     if version != FORMAT:
-        raise UserError(f"{folder / SITE}: format {version!r} is not known to this version (it reads format {FORMAT})")
+        raise UserError(f"{folder / SITE}: unknown format {version!r}; this version reads format {FORMAT}")
     for path, (digest, size) in files.items():
         file = folder / path
         if not file.resolve().is_relative_to(folder.resolve()):
@@ -67,19 +67,19 @@ def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
 
 SITE_FOLDER = Kind("site", is_site, folder=True)
 DIGITS = 16
-"""Digits of a file's digest in its address, enough for caches to tell versions apart."""
+"""Digits of a file's digest in its URL, enough for caches to tell versions apart."""
 LARGE = ("models/", "ort/")
 """Folders of files fetched when they are needed; the service worker caches all others at once."""
 TOKENIZER = "tokenizer.json"
 INSIDE = "inside.html"
 SHORTLIST = "models/shortlist.bin"
 CHAT = "chat"
-"""The folder, beside `page`, with a chat's own files; the others are those of `page`."""
+"""The folder, beside `page`, with files that only a chat has."""
 SHARED = (
     *("client.js", "files.js", "icon.svg", "offline.js", "requests.js", "service_worker.js"),
     *("settings.js", "style.css", "view.js"),
 )
-"""Files of `page` that a chat has too."""
+"""Files of `page` that a chat also has."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,12 @@ def write_site(
     inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
     **changes: Any,
 ) -> Path:
-    """Write `out`, the folder of a static page for running these models: one that translates, or one that chats.
+    """Write `out`, the folder of a static page that translates or chats with these models.
 
-    models: folders of `export_onnx` for `web` or `portable`, and files of `export_search` without text; decoders:
-    folders alone. Each precision of a folder is one model of the page. All must come from the same weights. Options are
-    fields of
-    `export.settings.WebSettings`, as `settings` or by name in `changes`; without `assets` see `assets.find_package`.
-    inside: makes the page on inner values from the models and the heading, e.g. `export.explain.inside.inside`.
+    models: folders of `export_onnx` for `web` or `portable`, or files of `export_search` without text (for decoders
+    only folders). Each precision of a folder is a model of the page. All must come from the same weights. settings,
+    changes: fields of `export.settings.WebSettings`; without `assets` see `assets.find_package`. inside: makes the page
+    on inner values from the models and the heading, e.g. `export.explain.inside.inside`.
 
     Raises UserError for models a page can't run, for other files in `out`, and for a full disk.
     """

@@ -1,16 +1,15 @@
 """Quantise a checkpoint: store its matrices as integers, with a scale and a bias per group.
 
-    nearest        each number to its nearest integer, as MLX does
-    search         without data: several ranges for each group, and the scale that fits its integers best
-    gptq           from the second moments of the inputs (Frantar et al. 2023): rounds a column at a time, and moves the
-                   columns that are left so that the outputs change least. Columns with large inputs come first; groups
-                   stay neighbours in a row, with scales chosen before as in search, errors weighted by the inputs'
-                   squares
+    nearest        each number to its nearest integer, as MLX does search         without data: the best of several
+    ranges for each group, by squared error gptq           from the second moments of the inputs (Frantar et al. 2023):
+    rounds a column at a time, and adapts the remaining columns so that the outputs change least. Columns with large
+    inputs come first. Groups are neighbours in a row; their scales are chosen before, as in search, with errors
+    weighted by the inputs' squares
 
-A group of search and gptq is w ~ scale * (q - zero), with a whole zero within q's type, as fast kernels need it. Their
-embeddings and classifier have 8 bits, as in the precision int4 of `export`.
+Groups of search and gptq are w ~ scale * (q - zero), with a whole zero in q's range, as fast kernels need it.
+Embeddings and classifier have 8 bits there, as in the precision int4 of `export`.
 
-Text's even lines calibrate, its odd lines judge: the quantised model is compared with the float one, token by token.
+The text's even lines calibrate, and on its odd lines the quantised model is compared with the original, token by token.
 
 Shapes: O rows, D columns, G groups of b columns in a row.
 """
@@ -50,15 +49,15 @@ Array = NDArray[np.float32]
 ROWS = 256
 """Rows whose scales are chosen at a time."""
 COLUMNS = 64
-"""Columns that GPTQ rounds before it moves those behind them."""
+"""Columns that GPTQ rounds before it adapts the remaining columns."""
 DAMPING = 0.01
 """Added to the moments' diagonal, as a share of its mean."""
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-"""Ranges tried for a group, as a share of that from its least to its largest number."""
+"""Ranges tried for a group, as shares of the range from its smallest to its largest number."""
 
 
 def searched(w: Array, scheme: Scheme) -> Packed:
-    """Round w (O, D) without data."""
+    """Quantise w (O, D) by the method search."""
     scales, zeros = grid(w, scheme)
     q = np.empty(w.shape, np.uint8)
     for rows, grouped in _in_groups(w, scheme):
@@ -68,7 +67,7 @@ def searched(w: Array, scheme: Scheme) -> Packed:
 
 
 def gptq(w: Array, moments: Array, scheme: Scheme) -> Packed:
-    """Round w (O, D), of which any rows may stand together, by the inputs' moments (D, D), a sum of x x^T.
+    """Quantise w (O, D) by GPTQ. moments (D, D): the sum of x x^T over the inputs x (D,). Rows are independent.
 
     Raises `numpy.linalg.LinAlgError` for moments that aren't finite.
     """
@@ -93,7 +92,8 @@ def gptq(w: Array, moments: Array, scheme: Scheme) -> Packed:
 
 
 def _factor(moments: Array) -> tuple[NDArray[np.intp], Array]:
-    """(columns, those with the largest inputs first; the upper Cholesky factor U of their inverse: H^-1 = U^T U)"""
+    """(order of the columns, largest inputs first; upper Cholesky factor U of the inverse in this order: H^-1 = U^T
+    U)"""
     h, size = moments.astype(np.float64), np.diag(moments)
     order = np.argsort(-size, kind="stable")
     h = h[order][:, order]
@@ -103,7 +103,8 @@ def _factor(moments: Array) -> tuple[NDArray[np.intp], Array]:
 
 
 def grid(w: Array, scheme: Scheme, weight: Array | None = None) -> tuple[Array, Array]:
-    """Scales and whole zeros (O, G) with the least squared error, of a few ranges; weight (D,): of each column's."""
+    """Scales and whole zeros (O, G) with the smallest squared error among `SHRINKS`. weight (D,): of each column's
+    errors."""
     shape = len(w), w.shape[1] // scheme.group_size
     scales, zeros = np.empty(shape, np.float32), np.empty(shape, np.float32)
     top = np.float32(2**scheme.bits - 1)
@@ -141,9 +142,9 @@ def _packed(q: NDArray[np.uint8], scales: Array, zeros: Array, scheme: Scheme) -
 READ, ROUNDED, JUDGED = 0.1, 0.8, 0.95
 """Progress shown when the checkpoint has been read, quantised and judged; roughly the shares of the time."""
 LARGEST_KL = 0.2
-"""Largest divergence from the float model that is written without `accept_loss`."""
+"""Largest divergence from the original model that is accepted without `accept_loss`."""
 SENSED = 1024
-"""Most tokens of the text for finding the matrices that matter most."""
+"""Most tokens of the text to find the matrices that matter most."""
 MOST_BITS = 8
 
 Method = Literal["nearest", "search", "gptq"]
@@ -151,7 +152,7 @@ Method = Literal["nearest", "search", "gptq"]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How integers are chosen. bits: their mean number, if the matrices that matter most have more than the others.
+    """How to choose integers. bits: their mean, if the matrices that matter most get more bits than others.
 
     Raises `UserError` if `method` or `bits` need a text and there is none.
     """
@@ -173,7 +174,7 @@ def quantize(model: Network, scheme: Scheme) -> None:
     Raises `UserError` if there is none, or if the model is quantised already.
     """
     if quantization_of(model):
-        raise UserError("the model is quantised already; quantise the one that it was made from")
+        raise UserError("the model is quantised already; quantise the original")
     use_quantized_layers(model, _divided(quantizable_shapes(model.config), scheme))
 
 
@@ -187,11 +188,11 @@ def quantize_checkpoint(
 ) -> str:
     """Write a quantised copy of a checkpoint, with its tokenizer; return a summary for people.
 
-    Every linear map and embedding whose width is a multiple of the group size becomes integers. folder: a checkpoint or
-    a published model.
-    out: new or empty, or with `force` another checkpoint, which is replaced. watch: called with the finished share and
-    the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or already quantised checkpoint, if
-    `out` is the checkpoint itself, if no width fits, or if more than `LARGEST_KL` is lost on `how.text`.
+    Linear maps and embeddings are quantised if their width is a multiple of the group size. folder: a checkpoint or a
+    published model. out: new or empty; with `force` it may be another checkpoint, which is replaced. watch: called with
+    the finished share and the current step, e.g. watch(0, "reading"). Raises `UserError` for a damaged or quantised
+    checkpoint, if `out` is the checkpoint itself, if no width fits, and if the divergence on `how.text` exceeds
+    `LARGEST_KL`.
     """
     output = claim(out, CHECKPOINT, force, folder_of(folder), *([] if how.text is None else [Path(how.text)]))
     watch(0, "reading")
@@ -199,7 +200,7 @@ def quantize_checkpoint(
         checkpoint = open_checkpoint(made)
         if checkpoint.quantization:
             command = f"mlx-transformer quantize {shlex.quote(str(folder))} FLOATS --dequantize"
-            raise UserError(f"{folder}: is quantised already; quantise what it was made from, or its floats: {command}")
+            raise UserError(f"{folder}: is quantised already; quantise the original, or make floats of it: {command}")
         return _quantized(checkpoint, output, scheme, watch, how)
 
 
@@ -209,7 +210,7 @@ def dequantize_checkpoint(folder: str | Path, out: Target, force: bool = False) 
     with as_checkpoint(folder) as made:
         checkpoint = open_checkpoint(made)
         if not checkpoint.quantization:
-            raise UserError(f"{folder}: isn't quantised; nothing to make floats of")
+            raise UserError(f"{folder}: isn't quantised: it needs no --dequantize")
         own = files_with_weights(read_settings(checkpoint.folder, checkpoint.config), checkpoint.folder)
         weights: Any = checkpoint.unread()
         save_checkpoint(output, checkpoint.config, weights, checked_tokenizer(checkpoint), **own)
@@ -223,7 +224,7 @@ def _sizes(checkpoint: Checkpoint, output: Output) -> str:
 
 def _quantized(checkpoint: Checkpoint, output: Output, scheme: Scheme, watch: Progress, how: Calibration) -> str:
     if not scheme.affine and (how.method, how.bits) != ("nearest", None):
-        raise UserError(f"mode {scheme.mode}: is rounded to nearest; other methods and mixed bits are for mode affine")
+        raise UserError(f"mode {scheme.mode}: only method nearest; other methods and mixed bits are for mode affine")
     text, shapes = checked_tokenizer(checkpoint), quantizable_shapes(checkpoint.config)
     chosen = _divided(shapes, scheme)
     if how.method != "nearest" and how.bits is None:
@@ -261,7 +262,8 @@ def _quantized(checkpoint: Checkpoint, output: Output, scheme: Scheme, watch: Pr
 
 
 def _divided(shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> dict[str, Scheme]:
-    """The scheme of each matrix that it fits. Raises `UserError` if there is none."""
+    """{matrix: scheme} of the matrices whose width is a multiple of the group size. Raises `UserError` if there is
+    none."""
     check_runs(scheme)
     chosen = {name: scheme for name, shape in shapes.items() if scheme.divides(shape)}
     if not chosen:
@@ -273,7 +275,7 @@ def _divided(shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> dict[str,
 def _rounded(
     model: Transformer, chosen: Quantization, method: Method, examples: Sequence[Example]
 ) -> Iterator[tuple[str, Packed]]:
-    """(name, integers) of each matrix. The caller may put a yielded matrix' values into the model at once."""
+    """Yield (name, integers) of each matrix. The caller may put the integers into the model before the next."""
     modules: dict[str, Any] = dict(model.named_modules())
 
     def weight(name: str) -> Array:
@@ -299,8 +301,8 @@ def _rounded(
 def _mixed(
     model: Transformer, chosen: Quantization, bits: float, examples: Sequence[Example], watch: Progress
 ) -> dict[str, Scheme]:
-    """Twice the bits for the sub-layers and tables whose rounding costs most for their size, as far as a mean of
-    `bits` allows. The cost is the model's divergence if they alone are rounded."""
+    """Give twice the bits to the sub-layers and embeddings with the highest cost per weight, up to a mean of `bits`.
+    The cost is the model's divergence if only they are quantised."""
     shapes, modules = quantizable_shapes(model.config), dict(model.named_modules())
     size = {name: int(np.prod(shapes[name])) for name in chosen}
     parts: dict[str, list[str]] = {}
@@ -308,7 +310,7 @@ def _mixed(
         parts.setdefault(".".join(name.split(".")[:4]), []).append(name)
     some = [(example, example.labels) for example in cut(examples, SENSED)]
     if not all(labels for _, labels in some):
-        raise UserError(f"a mean of {bits:g} bits: is measured on the tokens that a decoder writes; give whole bits")
+        raise UserError(f"a mean of {bits:g} bits: only for models with a decoder; give a whole number of bits")
     wide = {id(example): logits_of(model, example) for example, _ in some}
     cost: dict[str, float] = {}
     for done, (part, names) in enumerate(parts.items()):
@@ -331,7 +333,7 @@ def _mixed(
 
 
 def _lost(wide: Transformer, model: Transformer, judging: Sequence[Example], watch: Progress) -> Divergence | None:
-    """What the model loses against the float one; None without examples that have labels."""
+    """The divergence of the quantised model from the original; None without examples with labels."""
     texts = [(example, example.labels) for example in judging if example.labels]
     if not texts:
         return None
@@ -343,7 +345,7 @@ def _lost(wide: Transformer, model: Transformer, judging: Sequence[Example], wat
 
 
 def put_integers(model: Network, rounded: Mapping[str, Packed]) -> None:
-    """Replace each layer whose weight is in `rounded` by MLX's quantised layer with these integers."""
+    """Replace each module whose weight is in `rounded` by MLX's quantised module with these integers."""
     use_quantized_layers(model, {name: packed.scheme for name, packed in rounded.items()})
     modules: dict[str, Any] = dict(model.named_modules())
     for name, packed in rounded.items():

@@ -3,17 +3,16 @@
 Its keys are fields of `Options`. The caller's options win, field by field. A model trained here has no such file.
 Further keys:
 
-languages: {code: id}, the language tokens of a multilingual model. The target's token is forced as the first of every
-    output, and the source's token stands first in every source, unless one of these is true:
-target_language_in_source: the target's token stands first in every source, and nothing is forced, e.g. in SMaLL-100,
-    or in an Opus-MT of several languages, whose texts may begin with it themselves: ">>deu<< Hello".
-source_language_last: the source's token stands behind the end token of every source, e.g. in mBART.
-target_language_starts: the decoder begins with the target's token in place of the start token, e.g. in mBART.
-shortlist: the name of a file in the same folder with the candidate tokens of each source token.
-task_prefix: text before every source, e.g. T5's "translate English to German: ".
-source_language, target_language: those of a text for which the caller names none (`with_languages`).
-chat_templates: {name: text} of a decoder's templates. The one called "default" stands beside, in chat_template.jinja.
-special_tokens: {name: spelling} of the tokens that templates read, e.g. {"bos_token": "<s>"}.
+languages: {code: id}, the language tokens of a multilingual model. Every output begins with the target's token
+(forced), and every source with the source's token, unless one of these is true: target_language_in_source: every source
+begins with the target's token, and nothing is forced, e.g. in SMaLL-100, or in an Opus-MT of several languages, whose
+texts may contain the token: ">>deu<< Hello". source_language_last: the source's token follows the end token of every
+source, e.g. in mBART. target_language_starts: the decoder starts with the target's token instead of the start token,
+e.g. in mBART. shortlist: the name of a file in the same folder with the candidate tokens of each source token.
+task_prefix: text before every source, e.g. T5's "translate English to German: ". source_language, target_language:
+defaults for texts without named languages (`with_languages`). chat_templates: {name: text} of a decoder's templates;
+"default" is in a file of its own, chat_template.jinja. special_tokens: {variable in templates: token}, e.g.
+{"bos_token": "<s>"}.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LANGUAGES, SHORTLIST, TASK_PREFIX = "languages", "shortlist", "task_prefix"
 TARGET_IN_SOURCE, SOURCE_LAST = "target_language_in_source", "source_language_last"
 TARGET_STARTS = "target_language_starts"
 PLACES = (TARGET_IN_SOURCE, SOURCE_LAST, TARGET_STARTS)
-"""Flags for models that read a language token elsewhere than first in the source and first in the output."""
+"""Flags for models with other places of language tokens than first in the source and first in the output."""
 SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
 TYPED = re.compile(">>([^<>]+)<<")
 CHAT_TEMPLATES, SPECIAL_TOKENS = "chat_templates", "special_tokens"
@@ -46,16 +45,13 @@ BESIDE = (LANGUAGES, *PLACES, SHORTLIST, TASK_PREFIX, SOURCE_LANGUAGE, TARGET_LA
 DEFAULT = "default"
 """The name of a model's only chat template."""
 NO_SHORTLIST = "none"
-"""Given in place of a shortlist file: all tokens are candidates."""
+"""Value instead of a shortlist file: all tokens are candidates."""
 
 Settings = dict[str, Any]
 
 
 def checked_settings(values: Any, config: TransformerConfig, where: str) -> Settings:
-    """Check the contents of generation.json; return them with lists of ids as tuples.
-
-    where: the file; every `UserError` begins with it.
-    """
+    """Check the contents of generation.json; returns them with lists of ids as tuples. where: the file, for errors."""
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(values).__name__}")
     languages = values.get(LANGUAGES, {})
@@ -67,14 +63,14 @@ def checked_settings(values: Any, config: TransformerConfig, where: str) -> Sett
             raise UserError(f"{where}: {name} is neither true nor false")
     known = range(min(config.vocab_size, config.source_vocab_size))
     if not isinstance(languages, dict) or not all(type(id) is int and id in known for id in languages.values()):
-        raise UserError(f"{where}: {LANGUAGES} are not {{code: id}} within the vocabulary of {len(known)}")
+        raise UserError(f"{where}: {LANGUAGES} must be {{code: id}} with ids below {len(known)}")
     for name in (SOURCE_LANGUAGE, TARGET_LANGUAGE):
         if name in values and (not isinstance(values[name], str) or values[name] not in languages):
-            raise UserError(f"{where}: {name} {values[name]!r:.60} is none of its {LANGUAGES}")
+            raise UserError(f"{where}: {name} {values[name]!r:.60} is not in its {LANGUAGES}")
     for name in (CHAT_TEMPLATES, SPECIAL_TOKENS):
         texts = values.get(name, {})
         if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-            raise UserError(f"{where}: {name} are not {{name: text}}")
+            raise UserError(f"{where}: {name} must be {{name: text}}")
     if not isinstance(values.get(TASK_PREFIX, ""), str):
         raise UserError(f"{where}: {TASK_PREFIX} must be text")
     file = values.get(SHORTLIST)
@@ -106,7 +102,7 @@ def within(settings: Settings, config: TransformerConfig) -> Settings:
 
 
 def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"generation.json": its contents, "chat_template.jinja": the template}, each if there is something."""
+    """{"generation.json": contents, "chat_template.jinja": the default template}, without empty files."""
     templates = dict(settings.get(CHAT_TEMPLATES, {}))
     texts = {CHAT_TEMPLATE: templates.pop(DEFAULT)} if DEFAULT in templates else {}
     others = {name: value for name, value in settings.items() if name != CHAT_TEMPLATES}
@@ -115,20 +111,18 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def named_files(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Path]:
-    """Return {name: path} of the files that the settings name, e.g. the shortlist; they are copied with
-    generation.json."""
+    """{name: path} of the files named by the settings, e.g. the shortlist; they are copied with generation.json."""
     name = settings.get(SHORTLIST)
     return {} if name is None or folder is None else {name: folder / name}
 
 
 def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return the arguments of `save_checkpoint` for a model made from that in `folder`: the files to write beside
-    the weights.
+    """Arguments of `save_checkpoint` for a model made from the model in `folder`: the files beside the weights.
 
-    They are the settings, the files that these name, the pooling files of an embedding model, and the model card with
+    They are the settings, the files named by them, the pooling files of an embedding model, and the model card with
     its license, languages and origin.
     """
-    # Lazy: a search doesn't load the modules that write.
+    # Lazy: a search doesn't need the modules that write files.
     from mlx_transformer.core.card import carried
     from mlx_transformer.core.text_embedding import embedding_files
 
@@ -138,10 +132,10 @@ def files_with_weights(settings: Mapping[str, Any], folder: Path | None) -> dict
 
 
 def language_id(settings: Mapping[str, Any], code: str) -> int:
-    """Return the token id of a language code, e.g. "deu_Latn". Raises `UserError` if the model doesn't have it."""
+    """The token id of a language code, e.g. "deu_Latn". Raises `UserError` if the model doesn't have the language."""
     languages = settings.get(LANGUAGES, {})
     if not languages:
-        raise UserError(f"language {shortened(str(code))!r}: the model has no tokens of languages; leave it out")
+        raise UserError(f"language {shortened(str(code))!r}: the model has no language tokens; leave it out")
     if code not in languages:
         folded = {name.lower(): name for name in languages}  # so that ENG_latn suggests eng_Latn
         import difflib
@@ -153,7 +147,8 @@ def language_id(settings: Mapping[str, Any], code: str) -> int:
 
 
 def typed_language(settings: Mapping[str, Any], line: str) -> str | None:
-    """The language that a text names itself, e.g. "deu" in ">>deu<< Hello", if the model reads it there."""
+    """The target language at the beginning of a text, e.g. "deu" in ">>deu<< Hello"; None if the model doesn't read it
+    there."""
     match = TYPED.match(line) if settings.get(TARGET_IN_SOURCE) else None
     return match[1] if match and match[1] in settings.get(LANGUAGES, {}) else None
 
@@ -161,11 +156,12 @@ def typed_language(settings: Mapping[str, Any], line: str) -> str | None:
 def with_languages(
     settings: Mapping[str, Any], options: Mapping[str, Any], told: bool = False, lines: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the options for translating text, with the languages that the model's folder names where the caller names
-    none. `UserError` where a model of several languages is told one in no way: it would guess.
+    """Add the folder's default languages to the options for translating text, for languages that the caller doesn't
+    name.
 
-    told: the sources have their language's token already, so that only the target's is needed. lines: the sources'
-    text, which may name it.
+    told: the sources already have their language token, so that only the target's is needed. lines: the sources' texts,
+    which may name the target. Raises `UserError` if a language of a multilingual model is still unknown: the model
+    would guess it.
     """
     chosen = dict(options)
     languages = settings.get(LANGUAGES)
@@ -192,19 +188,19 @@ def with_languages(
         some = ", ".join(list(languages)[:3])
         typing = ", or begin each text with one, as in >>fra<< Hello" if in_source and not all(typed) else ""
         raise UserError(
-            f"{' and '.join(missing)}: the model has {len(languages)} languages ({some}, ...) and its folder says "
-            f"none for a text: name one{typing}"
+            f"{' and '.join(missing)}: the model has {len(languages)} languages ({some}, ...), and its folder has no "
+            f"default: name one{typing}"
         )
     return chosen
 
 
 def _chooses_first(options: Mapping[str, Any]) -> bool:
-    """Return whether something else says what an output begins with."""
+    """Whether other options determine the first token of an output."""
     return bool(options.get("forced_first") or options.get("prefix")) or options.get("start_id") is not None
 
 
 class Around(NamedTuple):
-    """Ids to put before and behind the ids of a source, unless it begins with one of `own`."""
+    """Ids to put before and after the ids of a source, unless it begins with one of `own`."""
 
     before: list[int]
     behind: list[int]
@@ -215,15 +211,15 @@ class Around(NamedTuple):
 
 
 def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[Around, dict[str, Any]]:
-    """Return the language token to put around a source, and the options without the language that it stands for.
+    """(the language token to put around a source, the options without this language)
 
-    That is `source_language`, or `target_language` for a model with target_language_in_source.
+    The language is `source_language`, or `target_language` if the model has target_language_in_source.
     """
     others = {name: value for name, value in options.items() if name != SOURCE_LANGUAGE}
     source = options.get(SOURCE_LANGUAGE)
     if settings.get(TARGET_IN_SOURCE):
         if source is not None:
-            raise UserError(f"{SOURCE_LANGUAGE}: the model is told the target's language alone: leave it out")
+            raise UserError(f"{SOURCE_LANGUAGE}: the model needs only the target's language: leave it out")
         source = others.pop(TARGET_LANGUAGE, None)
     token = [] if source is None else [language_id(settings, source)]
     own = frozenset(settings[LANGUAGES].values() if token and settings.get(TARGET_IN_SOURCE) else ())
@@ -233,10 +229,10 @@ def around_source(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
 def with_source_language(
     settings: Mapping[str, Any], ids: Any, options: Mapping[str, Any], prefix: Any = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the source ids with their language token added, and the remaining options (see `around_source`).
+    """Add language tokens to source ids; returns the ids, and the remaining options (see `around_source`).
 
-    Languages are those of `with_languages`. A row that has a token of one keeps it, if the caller names none, and one
-    that begins with its target's keeps that.
+    Languages are chosen by `with_languages`. If the caller names none, a row that already has a language token keeps
+    it; a row that begins with its target's token always keeps it.
     """
     tokens = {*settings.get(LANGUAGES, {}).values()}
     if ids is None or not tokens:
@@ -273,7 +269,6 @@ def resolved(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> dict[str
 
 
 def chosen_options(settings: Mapping[str, Any], passed: Mapping[str, Any]) -> tuple[Around, Options]:
-    """Return the language token to put around a source, and the `Options` of a search, the model's settings
-    included."""
+    """(the language token to put around a source, the `Options` of a search with the model's settings)"""
     around, others = around_source(settings, passed)
     return around, Options.of(resolved(settings, others))

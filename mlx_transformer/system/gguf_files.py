@@ -1,11 +1,11 @@
-"""Read and write GGUF files, llama.cpp's format: pairs of a key and a value, and tensors, which stay in the file.
+"""Read and write GGUF files, llama.cpp's format: pairs of a key and a value, and tensors, which are read on demand.
 
-All counts, lengths and places are checked against the file's size before anything is read or allocated, as a damaged or
-malicious file may lie. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+All counts, lengths and offsets are checked against the file's size before anything is read or allocated, as a damaged
+or malicious file may lie. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-Types of tensors are blocks of small integers, with a scale and perhaps an offset for each group. A weight is
-scale * (integer - zero) + offset. Scales and offsets are products of the file's numbers, exact in float32, so only the
-last addition rounds, and the values are llama.cpp's bit for bit. Layouts: its `ggml-common.h`.
+Quantised tensors are blocks of small integers, with a scale and perhaps an offset per group: a weight is
+scale * (integer - zero) + offset. Scales and offsets are products of the file's numbers, exact in float32, so that only
+the last addition rounds, and the values equal llama.cpp's bit for bit. Layouts: its `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Numbers = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockType:
-    """How a block of `weights` neighbours in a row is stored in `size` bytes."""
+    """A type of block: `weights` neighbours in a row, stored in `size` bytes."""
 
     name: str
     weights: int
     size: int
     bits: int
-    """Bits of an integer."""
+    """Bits per integer."""
     zero: int
     group: int
     """Weights that share a scale: 16 or 32."""
@@ -53,11 +53,11 @@ class BlockType:
     scales: Callable[[Blocks], Numbers]
     """(N, size) to (N, weights / group)"""
     offsets: Callable[[Blocks], Numbers] | None = None
-    """The same of the offsets; None: they are zero."""
+    """(N, size) to (N, weights / group); None: offsets are zero."""
 
     @property
     def halves(self) -> bool:
-        """Whether scales and offsets are float16 numbers in the file, and not products."""
+        """Whether scales and offsets are float16 numbers of the file, not products."""
         return self.weights == self.group
 
     def dequantised(self, blocks: Blocks) -> Numbers:
@@ -71,23 +71,24 @@ class BlockType:
         return weights.reshape(len(blocks), self.weights)
 
     def biases(self, blocks: Blocks) -> Numbers:
-        """(N, weights / group): what MLX adds to scale * integer. A product by a power of two, so it is exact."""
+        """MLX's biases (N, weights / group), added to scale * integer. They are exact: without offsets, the scale times
+        a power of two."""
         return self.scales(blocks) * np.float32(-self.zero) if self.offsets is None else self.offsets(blocks)
 
 
 def _half(blocks: Blocks, at: int) -> Numbers:
-    """The float16 at a byte, (N, 1)."""
+    """The float16 numbers (N, 1) at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Blocks, run: int) -> Integers:
-    """(N, B) to (N, 2 B): of each run of bytes the low halves, then the high halves."""
+    """4-bit integers, (N, B) to (N, 2 B): in each run of `run` bytes first the low halves, then the high halves."""
     pairs = packed.reshape(len(packed), -1, 1, run)
     return np.concatenate([pairs & 15, pairs >> 4], axis=2).reshape(len(packed), -1)
 
 
 def _pairs(packed: Blocks) -> Integers:
-    """(N, B) to (N, 4 B): of each run of 32 bytes the lowest two bits, then the next two, and so on."""
+    """2-bit integers, (N, B) to (N, 4 B): in each run of 32 bytes first the lowest two bits, then the next two, etc."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return (packed.reshape(len(packed), -1, 1, 32) >> shifts & 3).reshape(len(packed), -1)
 
@@ -98,12 +99,12 @@ def _high(packed: Blocks) -> Integers:
 
 
 def _low(packed: Blocks) -> Integers:
-    """(N, 4) to (N, 32): a bit of each weight."""
+    """(N, 4) to (N, 32): a bit per weight."""
     return np.unpackbits(packed, axis=1, bitorder="little")
 
 
 def _six_bits(blocks: Blocks) -> tuple[Integers, Integers]:
-    """Eight scales and eight offsets of six bits, in bytes 4 to 15 of Q4_K and Q5_K."""
+    """Unpack eight 6-bit scales and eight 6-bit offsets from bytes 4 to 15 of Q4_K and Q5_K."""
     a, b, c = (blocks[:, at : at + 4] for at in (4, 8, 12))
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
     return scales, np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
@@ -152,18 +153,18 @@ BLOCKS = {
         lambda b: _half(b, 208) * b[:, 192:208].view(np.int8),
     ),
 }
-"""{number in a file: type} of the quantised types that are read."""
+"""{number in a file: type} of supported quantised types."""
 FLOATS = {0: "F32", 1: "F16", 30: "BF16"}
 """{number: name in safetensors files}"""
 UNREAD = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
 UNREAD |= {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"}
 UNREAD |= {39: "MXFP4", 40: "NVFP4", 41: "Q1_0"}
-"""The types that are refused by name."""
+"""{number in a file: name} of unsupported types, for errors."""
 NUMBERS = {each.name: number for number, each in BLOCKS.items()} | {name: number for number, name in FLOATS.items()}
 
 
 def quantised(name: str, weights: Numbers) -> Blocks:
-    """Round weights (N, 32) to blocks of Q8_0 or Q4_0, as llama.cpp does bit for bit."""
+    """Quantise weights (N, 32) to blocks of Q8_0 or Q4_0, bit for bit as llama.cpp does."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         if name == "Q8_0":
             scales = np.abs(weights).max(axis=1, keepdims=True) / np.float32(127)
@@ -187,12 +188,12 @@ TYPES = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array"
 STRING, ARRAY = TYPES.index("string"), TYPES.index("array")
 ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
 DEEPEST = 4
-"""Greatest nesting of arrays."""
+"""Deepest nesting of arrays."""
 MOST_SIZES = 4
 """Dimensions of a tensor in llama.cpp."""
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 PART = 1 << 15
-"""Blocks rounded at a time."""
+"""Blocks quantised at a time."""
 DAMAGED = "damaged; restore it from a copy"
 
 
@@ -204,7 +205,7 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]
     kind: str | BlockType
-    """A type of `FLOATS`, or blocks."""
+    """A value of `FLOATS`, e.g. "F16", or a type of block."""
     begin: int
 
     @property
@@ -217,8 +218,8 @@ class GgufTensor:
         return read_piece(self.path, self.begin, self.nbytes, np.dtype(np.uint8)).reshape(-1, self.kind.size)
 
     def stored(self) -> Stored:
-        """The tensor's numbers, unread: dequantised to float32, or as the type says. Reading raises `UserError` if one
-        isn't finite."""
+        """The tensor's numbers, read on demand: floats in their own type, quantised types in float32. Reading raises
+        `UserError` if a number isn't finite."""
         if isinstance(self.kind, BlockType):
             dtype, read = np.dtype(np.float32), lambda: _quietly(self.kind.dequantised, self.blocks())  # type: ignore[union-attr]
         else:
@@ -227,7 +228,7 @@ class GgufTensor:
         return self.part(self.shape, dtype, read)
 
     def part(self, shape: tuple[int, ...], dtype: np.dtype, read: Any) -> Stored:
-        """Numbers of this tensor, e.g. its scales, checked when they are read."""
+        """Numbers of this tensor, e.g. its scales, read on demand and checked then."""
 
         def checked() -> NDArray:
             array = read().reshape(shape)
@@ -238,13 +239,13 @@ class GgufTensor:
 
 
 def _quietly(compute: Any, blocks: Blocks) -> NDArray:
-    """Compute without NumPy's warnings: numbers that aren't finite are an error of their own."""
+    """Compute without NumPy's warnings: infinite and NaN numbers raise an error later."""
     with np.errstate(all="ignore"):
         return compute(blocks)
 
 
 class GgufFile(NamedTuple):
-    """What a file, or all parts of a split one, hold."""
+    """The contents of a file, or of all parts of a split file."""
 
     path: Path
     pairs: dict[str, Any]
@@ -254,9 +255,9 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read pairs and list tensors of a file; of one part of a split file, of all of them.
+    """Read the pairs of a file and list its tensors. path: a file, or any part of a split file.
 
-    Raises `UserError` for a file that is damaged, lies about itself, or has tensors of a type that isn't read.
+    Raises `UserError` for a damaged file, and for tensors of an unsupported type.
     """
     first = _read_part(path)
     count = first.pairs.get("split.count", 1)
@@ -284,7 +285,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a split file, by the name of any of them; else the file alone."""
+    """All parts of a split file, given the path of any part; for other files, [path]."""
     match = SPLIT.fullmatch(path.name)
     if match is None:
         return [path]
@@ -344,7 +345,7 @@ class _Reader:
         return np.frombuffer(self.take(np.dtype(kind).itemsize, what), kind)[0].item()
 
     def count(self, least: int, what: str) -> int:
-        """A number of things of at least so many bytes each."""
+        """Read a number of items; raise `UserError` if the rest of the file is too small for items of `least` bytes."""
         count = self.number("<u8", what)
         if count * least > self._size - self._at:
             raise self.wrong(f"says that it has {count:,} {what}, more than fit into its {self._size:,} bytes")
@@ -408,7 +409,7 @@ class _Reader:
             known = UNREAD.get(number, f"number {number}")
             read = ", ".join(NUMBERS)
             raise UserError(
-                f"{self._path}: {label} is of type {known}; read are {read}: fetch the model in one of them"
+                f"{self._path}: {label} has type {known}; supported: {read}: download the model in one of these"
             )
         if isinstance(kind, BlockType) and shape[-1] % kind.weights:
             raise self.wrong(f"{label} {shape} has no rows of whole blocks of {kind.weights}, as {kind.name} has")
@@ -427,7 +428,8 @@ def write_gguf(path: Path, pairs: Mapping[str, Any], tensors: Mapping[str, tuple
     """Write a file of version 3, one tensor at a time.
 
     pairs: bool, int, float, str, a list of strings or an array of numbers each; ints become uint32, floats float32.
-    tensors: {name: (its numbers, its type: F32, F16, BF16, Q8_0 or Q4_0)}. Rows of blocks are a multiple of 32 wide.
+    tensors: {name: (numbers, type)}, with type F32, F16, BF16, Q8_0 or Q4_0; for the last two, rows must have a
+    multiple of 32 numbers.
     """
     header = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(pairs))]
     header += [part for key, value in pairs.items() for part in (_text(key), _value(value))]

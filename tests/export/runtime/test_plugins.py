@@ -91,5 +91,5 @@ def test_a_session_takes_the_gpu_and_leaves_the_rest_to_the_cpu(runtime, install
     assert taken == []
     assert plugins.chosen(options, [(WEBGPU, {"size": 3}), CPU]) is None
     assert taken == [([GPU_DEVICE], {"size": "3"})]
-    with pytest.raises(UserError, match=f"{WEBGPU} works beside the CPU alone, not beside CUDAExecutionProvider"):
+    with pytest.raises(UserError, match=f"{WEBGPU} works only with the CPU, not with CUDAExecutionProvider"):
         plugins.chosen(options, [WEBGPU, "CUDAExecutionProvider"])

@@ -275,7 +275,7 @@ def test_names(tmp_path):
     for arguments, message in (
         ([], "at least one"),
         (["en-de=a", "en-de=b"], "another model is called en-de"),
-        (["x/a", "y/a"], "name each"),
+        (["x/a", "y/a"], "give each its own name"),
         (["=a"], "give a name and a model"),
     ):
         with pytest.raises(UserError, match=message):

@@ -227,7 +227,7 @@ def test_what_is_no_origin(origin):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "holds no key"), ("# nothing\n\n", "holds no key"), ("good\nof two words\n", "line 2: a key is of ASCII")],
+    [("", "has no key"), ("# nothing\n\n", "has no key"), ("good\nof two words\n", "line 2: a key must be ASCII")],
 )
 def test_files_without_keys(tmp_path, text, message):
     path = tmp_path / "keys"

@@ -214,7 +214,7 @@ def test_a_mean_of_bits_goes_where_it_matters(folder, tmp_path):
     [
         (["--method", "gptq"], "method gptq: needs text like the model's later input: give some with --text"),
         (["--bits", "4.5"], "a mean of 4.5 bits: needs text"),
-        (["--mode", "mxfp4", "--method", "search"], "mode mxfp4: is rounded to nearest"),
+        (["--mode", "mxfp4", "--method", "search"], "mode mxfp4: only method nearest"),
         (["--bits", "9"], "9"),
         (["--text", "empty"], "holds 0 lines; give more"),
         (

@@ -102,7 +102,7 @@ def test_marian_translates_text(marian):
     assert isinstance(text, str)
 
 
-UNTOLD = "target_language: the model has 2 languages .deu, fra, .... and its folder says none for a text: name one, or "
+UNTOLD = "target_language: the model has 2 languages .deu, fra, ..... and its folder has no default: name one, or "
 
 
 @pytest.mark.fast("onnx", "mlx")

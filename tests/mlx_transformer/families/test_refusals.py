@@ -72,9 +72,9 @@ def test_what_is_not_read_and_may_matter_is_told(tmp_path: Path) -> None:
     values = json.loads(file.read_text())
     idle = {"use_cache": True, "classifier_dropout": 0.3, "pruned_heads": {}, "rescale": False, "num_beams": 4}
     file.write_text(json.dumps({**values, **idle}))
-    assert not [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "out") if "isn't read" in note]
+    assert not [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "out") if "aren't read" in note]
     file.write_text(json.dumps({**values, **idle, "alibi": True, "embedding_size": 64}))
-    [note] = [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "new") if "isn't read" in note]
+    [note] = [note for note in import_huggingface(tmp_path / "theirs", tmp_path / "new") if "aren't read" in note]
     assert note.endswith(": alibi=True, embedding_size=64")
 
 

@@ -134,7 +134,7 @@ def test_text_is_scored_and_continued(models, folder, tmp_path, capsys):
     with pytest.raises(UserError, match="pair 1: its text has no token that follows"):
         models[0].score("a", "")
     for name in ("source_language", "target_language"):
-        with pytest.raises(UserError, match="language 'de': the model has no tokens of languages; leave it out"):
+        with pytest.raises(UserError, match="language 'de': the model has no language tokens; leave it out"):
             models[0].score("a", "b", **{name: "de"})
     for name in ("ours", "onnx"):
         main(

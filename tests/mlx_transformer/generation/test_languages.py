@@ -78,7 +78,7 @@ def test_languages_are_tokens_in_front(kind, checkpoint):
         model.generate(rows, source_language="xx")
     with pytest.raises(UserError, match="did you mean eng_Latn"):
         model.generate(rows, source_language="ENG_LATN")
-    with pytest.raises(UserError, match="language 'eng_Latn': the model has no tokens of languages; leave it out"):
+    with pytest.raises(UserError, match="language 'eng_Latn': the model has no language tokens; leave it out"):
         language_id({}, "eng_Latn")
 
 
@@ -144,7 +144,7 @@ def test_languages_that_are_none(languages, checkpoint, tmp_path):
     shutil.copytree(checkpoint, tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
     (tmp_path / "model" / "generation.json").write_text(json.dumps({"languages": languages}))
-    with pytest.raises(UserError, match=r"languages are not \{code: id\} within the vocabulary of 280"):
+    with pytest.raises(UserError, match=r"languages must be \{code: id\} with ids below 280"):
         load(tmp_path / "model")[0].generate([[20, 2]])
 
 
@@ -165,7 +165,7 @@ def test_small_100_is_told_the_target_before_the_source(kind, tmp_path):
             found = model.generate([row[1:]], target_language=code, max_new_tokens=len(expected))
             assert found == [expected[: expected.index(eos)] if eos in expected else expected]
             assert model.generate([row], max_new_tokens=len(expected)) == found
-    with pytest.raises(UserError, match="source_language: the model is told the target's language alone"):
+    with pytest.raises(UserError, match="source_language: the model needs only the target's language"):
         model.generate([[5]], source_language="de", target_language="fr")
 
 

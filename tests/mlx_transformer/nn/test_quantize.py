@@ -230,7 +230,7 @@ def test_command_line(model, tmp_path, capsys):
     assert "4 bits (mxfp4) in groups of 32" in capsys.readouterr().out
     assert "--bits 8: choose one of 4" in refused(capsys, "quantize", plain, tmp_path / "x", "--mode=mxfp4", "--bits=8")
     told = refused(capsys, "quantize", quantised, tmp_path / "x")
-    assert told.endswith(f"is quantised already; quantise what it was made from, or its floats: {command}\n")
+    assert told.endswith(f"is quantised already; quantise the original, or make floats of it: {command}\n")
     main(shlex.split(command.replace("FLOATS", str(tmp_path / "floats")))[1:])
     assert_same_bits(*(dict(open_checkpoint(folder).tensors()) for folder in (tmp_path / "floats", quantised)))
     assert not open_checkpoint(tmp_path / "floats").quantization
