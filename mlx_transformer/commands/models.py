@@ -42,19 +42,19 @@ def open_model(
     draft: str | Path | None = None,
     cache_bits: Literal[4, 8] | None = None,
 ) -> Transformer | OnnxTransformer | SearchModel | VectorModel:
-    """Open a checkpoint folder, a run's folder, an ONNX folder, one ONNX file (`export_search`), or a published
-    model: a folder or a GGUF file.
+    """Open a checkpoint folder, a run's folder, an ONNX folder, an ONNX file (`export_search`), or a published model: a
+    folder or a GGUF file.
 
     All have the methods of `generation.verbs.TextVerbs`.
 
     path: if there is no such file or folder, a name on the Hugging Face Hub, e.g. "Helsinki-NLP/opus-mt-en-de".
-    runtime: the runtime that it must be for. A published folder with ONNX graphs beside its weights is for both; by
-    default MLX runs it if installed.
-    threads: for ONNX models. precision: of an ONNX folder as for `OnnxTransformer`, of a checkpoint the type to compute
-    in, by default the file's own.
+    runtime: "mlx" or "onnx"; default: by the kind of model. A published folder with ONNX graphs beside its weights can
+    be run by both, by default by MLX if it is installed.
+    threads: for ONNX models. precision: for an ONNX folder see `OnnxTransformer`, for a checkpoint the type to compute
+    in, by default the file's.
     verify: check the files against the SHA-256 digests in their manifest.
     shortlist: a file in Marian's format, or "none"; default: as the model's settings say. draft: a smaller decoder,
-    which guesses tokens for `speculate`. cache_bits: keep a checkpoint's keys and values as integers of so many bits.
+    which guesses tokens for `speculate`. cache_bits: quantise a checkpoint's cached keys and values to 4 or 8 bits.
     Raises `UserError` for anything that is no model, for damaged files, and for options that don't fit the model.
     """
     opened = _opened_by(path, runtime, threads, precision, verify)
@@ -135,8 +135,7 @@ def run_on_lines(
 
 
 def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, str]]:
-    """Return a function that computes what must be the same when an interrupted run is resumed: model, runtime,
-    versions."""
+    """Return a function that computes the facts that a resumed run must match: model, runtime, versions."""
 
     def facts() -> dict[str, str]:
         from mlx_transformer.core.folders import fingerprint
@@ -152,8 +151,8 @@ def facts_of(model: Path, runtime: RuntimeSettings) -> Callable[[], dict[str, st
 def compare(
     a: str | Path, b: str | Path, source: Sequence[str], reference: Sequence[str] | None = None, **options: Any
 ) -> Comparison:
-    """Compare two models of any form on the same lines: scores and whether they differ by more than chance, the lines
-    that differ, speed and memory.
+    """Compare two models of any form on the same lines: scores with a significance test, differing lines, speed and
+    memory.
 
     Each model runs in its own process. Options as for `report.comparing.compare`.
     """
@@ -164,7 +163,7 @@ def compare(
 
 @naming_extra("export")
 def export(checkpoint: str | Path, out: str | Path, **settings: Unpack[ExportArguments]) -> Path:
-    """Write a checkpoint as ONNX: one file with the search inside if `out` ends in .onnx, otherwise a folder.
+    """Write a checkpoint as ONNX: a file with the search inside if `out` ends in .onnx, otherwise a folder.
 
     Settings as for `export_search` and `export_onnx`.
     """
@@ -233,13 +232,12 @@ def _opened(model: Path, options: dict[str, Any]) -> Served:
 
 
 def runs_onnx(model: Path) -> bool:
-    """Return whether ONNX Runtime runs a model by default. Raises `UserError` if it is no model."""
+    """Whether ONNX Runtime runs a model by default. Raises `UserError` if it is no model."""
     return Place.of(_local(model)).runs_onnx
 
 
 def _local(model: Path) -> Path:
-    """Return the file or folder of this name; if there is none, download the name from the Hub and return its
-    folder."""
+    """The file or folder of this name; if there is none, its folder after a download from the Hub."""
     if model.exists():
         return model
     from mlx_transformer.families.hub import find_model
@@ -248,7 +246,7 @@ def _local(model: Path) -> Path:
 
 
 def _is_onnx(model: Path, runtime: str | None, threads: int | None) -> bool:
-    """Return whether ONNX Runtime will run the folder. Raises `UserError` if the options ask for the other runtime."""
+    """Whether ONNX Runtime will run the folder. Raises `UserError` if the options ask for the other runtime."""
     place = Place.of(model).check_model()
     onnx = place.onnx if runtime == "onnx" else place.runs_onnx
     if runtime == "onnx" and not onnx:

@@ -6,13 +6,13 @@ A quantised NAME.weight (O, D) is stored as two or three tensors, with G = D / g
     NAME.scales, NAME.biases (O, G)          affine: w = scale * q + bias
     NAME.scales (O, G) uint8                 mxfp4, mxfp8, nvfp4: w = value of the scale * value of q
 
-The short floats are those of the OCP's specification of microscaling formats: mxfp4 has E2M1 and scales E8M0, mxfp8 has
-E4M3 and E8M0, nvfp4 has E2M1 and E4M3. Their products are exact in bfloat16. Groups of 16 with biases are GGUF's; MLX
-has no such groups, and runs these matrices in float32.
+The short floats are defined in the OCP's specification of microscaling formats: mxfp4 has E2M1 with scales E8M0, mxfp8
+E4M3 with E8M0, nvfp4 E2M1 with E4M3. Their products are exact in bfloat16. Groups of 16 with biases come from GGUF; MLX
+doesn't support them, and runs these matrices in float32.
 
-config.json has group_size, bits and mode under the key "quantization", and other layers' by path. As in mlx-lm, a layer
-is quantised if its scales are in the file, and the shapes decide where a path isn't named. The values of an affine
-matrix are those of the formula in float32: scales and biases of lower precision are converted first.
+config.json has group_size, bits and mode under the key "quantization", and exceptions by path. As in mlx-lm, a layer is
+quantised if its scales are in the file; shapes decide for paths without an entry. An affine matrix is computed in
+float32: scales and biases of lower precision are converted first.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from mlx_transformer.system.tensors import some_rows, to_float32
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
-"""Those of MLX."""
+"""MLX's group sizes."""
 ANY_GROUP = (16, *GROUP_SIZES)
 SHORT_FLOATS = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 """{mode: its only group size and number of bits}"""
 MODES = ("affine", *SHORT_FLOATS)
 KEY, SAME_KEY = "quantization", "quantization_config"
-"""Key in config.json, and the one under which mlx-lm repeats it for others."""
+"""Key in config.json, and mlx-lm's copy of it for other programs."""
 
 Shape = tuple[int, ...]
 
@@ -46,7 +46,7 @@ Shape = tuple[int, ...]
 class Scheme:
     """Quantisation of a matrix: groups of `group_size` neighbours in a row share a scale and, if affine, a bias.
 
-    Raises `UserError` for sizes that nobody has.
+    Raises `UserError` for unsupported sizes.
     """
 
     group_size: int = 64
@@ -63,7 +63,7 @@ class Scheme:
 
     @staticmethod
     def of(mode: str, group_size: int | None = None, bits: int | None = None) -> Scheme:
-        """The scheme of a mode, with its usual sizes for those that are None."""
+        """The scheme of a mode; None: the mode's usual size."""
         of_groups, of_bits = SHORT_FLOATS.get(mode, (64, 4))
         return Scheme(of_groups if group_size is None else group_size, of_bits if bits is None else bits, mode)
 
@@ -73,7 +73,7 @@ class Scheme:
 
     @property
     def runs_in_mlx(self) -> bool:
-        """Whether MLX computes with the integers; else it has the matrix in float32."""
+        """Whether MLX computes with the integers; otherwise it dequantises the matrix to float32."""
         return not self.affine or self.group_size in GROUP_SIZES
 
     def divides(self, shape: Shape) -> bool:
@@ -92,7 +92,7 @@ class Scheme:
         return dict(zip(self.tensors(name), ((rows, width * self.bits // 32), groups, groups), strict=False))
 
     def fits(self, name: str, shape: Shape, stored: Mapping[str, Shape]) -> bool:
-        """Whether the tensors in `stored` are those of a matrix (O, D) of this scheme."""
+        """Whether `stored` has the tensors of a matrix (O, D) of this scheme, by their shapes."""
         own = {part: stored.get(part) for part in (*self.tensors(name), *AFFINE.tensors(name))}
         return self.divides(shape) and own == {**dict.fromkeys(own), **self.shapes(name, shape)}
 
@@ -102,12 +102,12 @@ class Scheme:
 
     @property
     def levels(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The values of all codes of q and of all scales, in a mode of short floats."""
+        """(the value of each code of q, the value of each code of a scale), for short floats."""
         kinds = {"mxfp4": ("E2M1", "E8M0"), "mxfp8": ("E4M3", "E8M0"), "nvfp4": ("E2M1", "E4M3")}[self.mode]
         return values_of(kinds[0]), values_of(kinds[1])
 
     def entry(self) -> dict[str, Any]:
-        """The layer's entry in config.json; affine is what mlx-lm takes where no mode is said."""
+        """The layer's entry in config.json; affine is mlx-lm's default mode."""
         return {name: value for name, value in asdict(self).items() if value != "affine"}
 
     def __str__(self) -> str:
@@ -192,12 +192,12 @@ SCHEMES = [
     *(Scheme(*sizes, mode) for mode, sizes in SHORT_FLOATS.items()),
     *(Scheme(group_size, bits) for group_size in ANY_GROUP for bits in BITS),
 ]
-"""All there are."""
+"""All schemes."""
 
 
 @cache
 def values_of(kind: str) -> NDArray[np.float32]:
-    """The value of each code of a short float: E2M1 (16,), E4M3 or E8M0 (256,). NaN's codes have NaN."""
+    """The value of each code of a short float: E2M1 (16,), E4M3 or E8M0 (256,); NaN for its codes of NaN."""
     codes = np.arange(16 if kind == "E2M1" else 256)
     if kind == "E8M0":
         return np.where(codes == 255, np.nan, 2.0 ** (codes - 127.0)).astype(np.float32)
@@ -212,7 +212,7 @@ def values_of(kind: str) -> NDArray[np.float32]:
 class Packed:
     """A quantised matrix (O, D) as stored: words (O, D * bits / 32) uint32, scales and, if affine, biases (O, G).
 
-    To NumPy it is an array of its values, and its rows can be chosen. Its parts may be in their file still (`Stored`).
+    NumPy sees an array of its values; indexing selects rows. Its parts may be read on demand (`Stored`).
     """
 
     words: Any
@@ -273,7 +273,7 @@ class Packed:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no code of a short float or of its scale is NaN, and no product overflows; not of affine numbers."""
+        """Whether all values are finite; only for short floats, i.e. no NaN among codes and scales, and no overflow."""
         values, scales = self.scheme.levels
         limit = float(np.finfo(np.float32).max) / np.nanmax(values)
         sound = self.scheme.mode != "mxfp8" or not (self.words.view(np.uint8) % 128 == 127).any()
@@ -298,14 +298,14 @@ class Packed:
 
 
 def packed_tensors(tensors: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
-    """The tensors by name, those of each quantised matrix as one `Packed`."""
+    """Join the tensors of each quantised matrix to a `Packed`: {name: array or Packed}."""
     parts = {part for name, scheme in quantization.items() for part in scheme.tensors(name)[1:]}
     whole = {name: scheme.packed(name, tensors) for name, scheme in quantization.items()}
     return {name: whole.get(name, array) for name, array in tensors.items() if name not in parts}
 
 
 def stored_tensors(weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Scheme]]:
-    """The opposite of `packed_tensors`: (the tensors, the quantised matrices' schemes)"""
+    """Undo `packed_tensors`: (all tensors, {quantised matrix: scheme})"""
     quantization = {name: array.scheme for name, array in weights.items() if isinstance(array, Packed)}
     tensors: dict[str, Any] = {}
     for name, array in weights.items():
@@ -314,7 +314,7 @@ def stored_tensors(weights: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def widened(tensors: Iterable[tuple[str, NDArray]], quantization: Quantization) -> Iterator[tuple[str, NDArray]]:
-    """(name, array) of each tensor, where matrices that MLX can't run are dequantised; one matrix at a time."""
+    """Yield (name, array) of each tensor; matrices that MLX can't run are dequantised, one at a time."""
     whole = {part: name for name, s in quantization.items() if not s.runs_in_mlx for part in s.tensors(name)}
     parts: dict[str, NDArray] = {}
     for part, array in tensors:

@@ -31,7 +31,7 @@ from mlx_transformer.system.tensors import Stored, float_type, is_float
 from .keys import Given, Key, Line, Values
 
 Tensors = Mapping[str, Any]
-"""Arrays by name. Those of a folder are read when NumPy needs their numbers; together they may exceed memory."""
+"""{name: array}. A folder's arrays are read when NumPy needs their numbers; together they may exceed memory."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +48,31 @@ class Published:
 
     @property
     def config_file(self) -> Path:
-        """Where the config is, for errors: config.json, or the GGUF file itself."""
+        """The file with the config, for errors: config.json, or the GGUF file itself."""
         return self.path if self.path.is_file() else self.path / "config.json"
 
 
 @dataclass(frozen=True)
 class At:
-    """Where a parameter of ours is stored in the family's files, and how."""
+    """The place of a parameter of ours in the family's files, and its form there."""
 
     name: str
     copies: tuple[str, ...] = ()
     """Other names of the same tensor. A file needs only one of the names; if it has several, they must be equal."""
     each: bool = False
-    """Write the tensor under each of its names, for models where `transformers` shares none."""
+    """Write the tensor under each of its names, for models whose tensors `transformers` doesn't share."""
     last: bool = False
     """Read the last name that is present: version 5 of transformers has a separate bias for an untied classifier."""
     leading: bool = False
     """Stored as (1, V) instead of (V,)."""
     unread: int = 0
-    """Rows at the front, never read by the model: dropped on import, written as zeros."""
+    """Number of first rows, which the model never reads: dropped on import, written as zeros."""
     rows: tuple[int, int] | None = None
     """(first, all): our rows start at row `first` of a joint matrix of `all` rows (`joint`)."""
     transposed: bool = False
     """A matrix is stored as (in, out), as in GPT-2's Conv1D."""
     offset: int = 0
-    """Stored as w for `offset` + w, as in Gemma's norms. The sum is float32's, as in the original."""
+    """The file has w, and the model uses `offset` + w, as in Gemma's norms. The sum is float32, as in the original."""
     optional: bool = False
     """A missing tensor means zeros."""
 
@@ -117,17 +117,17 @@ class Family:
     """From our config: {parameter or module of ours: where it is stored}, for every parameter of `parameter_shapes`.
     Entries for parameters a config lacks are ignored."""
     derived: Callable[[Values], Values] = dict
-    """Adds fields that follow from others, e.g. `d_v` from `d_k`. It gets fields within their bounds only."""
+    """Adds fields that follow from others, e.g. `d_v` from `d_k`. It is called with fields within their bounds."""
     counts_tokens: bool = False
     """Whether padding takes no position and may be on the left; else it must be on the right."""
     mlx_prefix: str = ""
     """In folders of mlx-lm in place of `prefix`, if they differ; matrices aren't transposed there."""
     prefix: str = ""
-    """Prefix of all names, except in a bare encoder, e.g. "bert."; names are read with and without it."""
+    """Prefix of all names, e.g. "bert.", except in a bare encoder; names are read with and without it."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """{end of a name: its spelling in old files}, e.g. {"LayerNorm.weight": "LayerNorm.gamma"}."""
     untied_alike: bool = False
-    """Whether "source-target" and "none" are the same in config.json, so that the tensors decide between them."""
+    """Whether "source-target" and "none" look the same in config.json, so that the tensors decide between them."""
     sinusoids: tuple[str, ...] = ()
     """Tensors with the table of sinusoids: compared with ours, then dropped."""
     ignored: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Family:
         return (self.derived(fields) if sound else fields), problems
 
     def unread(self, config: Values) -> list[str]:
-        """What config.json says that no line reads and that may change what the model computes, e.g. ["alibi=True"]."""
+        """Keys of config.json that no line reads and that may change the model's outputs, e.g. ["alibi=True"]."""
         read = {key for line in self.keys for key in line.defaults}
         said = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
         return [f"{k}={value!r:.40}" for k, value in said.items() if k not in read and not HARMLESS.fullmatch(k)]
@@ -188,7 +188,7 @@ class Family:
                 sizes = [x[::-1] if at.transposed else x for x in (array.shape, stored)]
                 problems.append(f"{present[0]} is {sizes[0]}, expected {sizes[1]}")
             if not is_float(array.dtype):
-                problems.append(f"{present[0]} is of {array.dtype}, no floating-point numbers")
+                problems.append(f"{present[0]} has type {array.dtype}, not floating point")
             differing = (n for n in present[1:] if not _equal(tensors[n], tensors[present[0]]))
             problems += [f"{n} differs from {present[0]}, which config.json ties it to" for n in differing]
             if at.rows and array.shape == stored:
@@ -201,11 +201,11 @@ class Family:
             if not _is_any(name, self.sinusoids):
                 problems.append(f"unknown {name} {array.shape}")
             elif not _holds_sinusoids(array, config):
-                problems.append(f"{name} holds no sinusoids: its positions are not {self.name}'s")
+                problems.append(f"{name} differs from {self.name}'s sinusoids")
         return weights, problems
 
     def other_heads(self, config: TransformerConfig, tensors: Tensors) -> list[str]:
-        """Names of tensors of heads an encoder-only model doesn't use, e.g. of BERT's masked-LM head."""
+        """Names of tensors of heads that an encoder-only model doesn't use, e.g. BERT's masked-LM head."""
         if config.architecture != "encoder":
             return []
         each = (dataclasses.replace(config, head=head, output_bias=True, tie_embeddings="all") for head in HEADS)
@@ -261,10 +261,11 @@ class Family:
 
 
 def imported(family: Family, published: Published) -> tuple[TransformerConfig, dict[str, Any]]:
-    """Our config and weights of a published model. Raises `UserError` with all problems.
+    """Convert a published model to our config and weights. Raises `UserError` with all problems.
 
-    Quantised matrices are `Packed`, but for tables that are added only, which become floats of the same values.
-    Biases that are off by default in our config are left out if all their values are zero, and so is a lone token type.
+    Quantised matrices are `Packed`, except for tables that are only added (positions, token types): these become
+    floats. Biases that are off by default in our config are dropped if all their values are zero, and so is a single
+    token type.
     """
     config = config_of(family, published.config, published.generation, published.config_file)
     family = stored_as(family, published)
@@ -285,7 +286,7 @@ def imported(family: Family, published: Published) -> tuple[TransformerConfig, d
 
 
 def _unread_quantization(config: Values) -> list[str]:
-    """Problems of quantised weights that aren't mlx-lm's."""
+    """Problems with quantised weights in another format than mlx-lm's."""
     others = config.get(SAME_KEY)
     if config.get("quantize_activations"):
         return ["quantize_activations: its activations are rounded too, which nothing here computes"]
@@ -311,13 +312,13 @@ def of_mlx_lm(family: Family) -> Family:
 
 
 def stored_as(family: Family, published: Published) -> Family:
-    """The family, as mlx-lm stores it if the model's names are mlx-lm's."""
+    """The family, in mlx-lm's form if the model's tensors have mlx-lm's names."""
     theirs = family.mlx_prefix and any(name.startswith(family.mlx_prefix) for name in published.tensors)
     return of_mlx_lm(family) if theirs else family
 
 
 def with_integers(family: Family, published: Published) -> Published:
-    """The model with each matrix that mlx-lm has quantised as one tensor, `Packed`."""
+    """Join the tensors of each matrix that mlx-lm has quantised to a `Packed`."""
     tensors, values = published.tensors, published.config.get(KEY, published.config.get(SAME_KEY))
     if values is None or not any(name.endswith(".scales") for name in tensors):
         return published
@@ -347,9 +348,9 @@ def config_of(family: Family, config: Values, generation: Values, where: Path) -
 
 
 def differences(family: Family, config: TransformerConfig) -> list[str]:
-    """Why the family can't store such a model: writes config.json, reads it back, and lists the fields that differ.
+    """Reasons why the family can't store such a model, e.g. ["gated=True, BART has False"]; [] if it can.
 
-    E.g. ["gated=True, BART has False"]; [] if it can.
+    Writes config.json, reads it back, and lists the fields that differ.
     """
     c = _as_written(family, config)
     ours = vars(c)
@@ -395,7 +396,8 @@ def written_config(family: Family, config: TransformerConfig) -> Values:
 
 
 def channel_order(family: Family, config: TransformerConfig) -> NDArray[np.intp] | None:
-    """The order of the d_model channels in the family's weights, if sines and cosines stand in another there."""
+    """The order of the d_model channels in the family's weights, if its sinusoids have another order than ours; else
+    None."""
     return None if _as_written(family, config).positions == config.positions else channels(config.d_model)
 
 
@@ -428,8 +430,8 @@ OF_OLDER_VERSIONS = (
     r"|summary_\w+|deterministic_flash_attn|reference_compile|repad_logits_with_grad|sparse_pred_ignore_index"
 )
 HARMLESS = re.compile("|".join((OF_TRAINING, OF_SEARCH, OF_FILES, OF_OLDER_VERSIONS)))
-"""Keys of config.json that no line reads and `transformers` doesn't compute with, or only while training; those of the
-search are read where it is set up."""
+"""Keys of config.json that no line reads, and that `transformers` doesn't use or uses only in training. Keys of the
+search are read by `generation.py`."""
 EMBEDDINGS = ("embedding.weight", "source_embedding.weight", "target_embedding.weight", "output_proj.weight")
 TIES = ("all", "source-target", "target-output", "none")
 
@@ -475,13 +477,13 @@ def _float_type(tensors: Tensors) -> np.dtype:
 
 
 def _plus(array: Any, offset: int) -> Stored:
-    """Of 16 bits, the sum is float32's."""
+    """array + offset, summed in float32."""
     dtype = np.promote_types(array.dtype, np.float32)
     return Stored(array.shape, dtype, lambda: np.asarray(array, dtype) + dtype.type(offset))
 
 
 def _joined(first: Any, second: Any, axis: int) -> Packed | Stored:
-    """Two matrices in one; in floats if not both are quantised by the same scheme."""
+    """Join two matrices; floats unless both are quantised by the same scheme."""
     if isinstance(first, Packed) and isinstance(second, Packed) and first.scheme == second.scheme:
         return Packed.joined(first, second)
     shape = list(first.shape)

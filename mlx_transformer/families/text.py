@@ -96,8 +96,8 @@ def _marian(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
 
 
 def _python_decoder(settings: Mapping[str, Any]) -> dict[str, bool]:
-    """How families with a tokenizer in pure Python decode: without spaces at the ends, and before transformers 5, which
-    names its `backend`, with a space on each side of an added token."""
+    """Roles for decoding as the Python tokenizers of transformers do: spaces at both ends are removed, and before
+    transformers 5 (which writes the key `backend`) an added token has a space on each side."""
     return {"strips": True, **({} if "backend" in settings else {"apart": True})}
 
 
@@ -105,7 +105,7 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
     """T5: ids as in the SentencePiece model, followed by the blanks <extra_id_N> in reverse order. MADLAD pads with
     <s>."""
     model, legacy = read_sentencepiece(path / PIECES), settings.get("legacy") is not False
-    if not legacy:  # then transformers saves the model without the space that it puts there itself
+    if not legacy:  # transformers then saves the model without a dummy prefix, and adds the space itself
         model = dataclasses.replace(model, dummy_prefix=True)
     tokens = _with_blanks(model, makers_tokens(path, settings, NAMED, config.vocab_size), config, settings, path)
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
@@ -117,7 +117,7 @@ def _t5(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) -> s
 def _with_blanks(
     model: SentencePiece, tokens: list[AddedToken], config: TransformerConfig, settings: Mapping[str, Any], path: Path
 ) -> list[AddedToken]:
-    """Return a folder's added tokens; if T5's blanks aren't among them, they are added after the pieces."""
+    """Add T5's blanks to a folder's added tokens, after the pieces, if they are missing."""
     count = settings.get("extra_ids", 100)
     blanks = [f"<extra_id_{i}>" for i in range(count)] if type(count) is int and 0 <= count <= config.vocab_size else []
     spelled = {token.content for token in tokens} | {piece.text for piece in model.pieces}
@@ -131,9 +131,9 @@ def _pegasus(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
     """Pegasus: before the model's pieces come `offset` tokens: padding, end, and masks."""
     model, offset = read_sentencepiece(path / PIECES), settings.get("offset", 103)
     if type(offset) is not int or not 4 <= offset < config.vocab_size:
-        raise UserError(f"{path / SETTINGS}: offset {offset!r:.20} is none that a model of {config.vocab_size} ids has")
+        raise UserError(f"{path / SETTINGS}: offset {offset!r:.20} doesn't fit a model of {config.vocab_size} ids")
     if [piece.text for piece in model.pieces[:2]] != ["<pad>", "</s>"] or model.ids_of(UNKNOWN) != [2]:
-        raise UserError(f"{path / PIECES}: its first pieces are not <pad>, </s> and the unknown one")
+        raise UserError(f"{path / PIECES}: its first pieces are not <pad>, </s> and <unk>")
     masks = ["<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, offset))]
     tokens = ["<pad>", "</s>", *masks, "<unk>", *(piece.text for piece in model.pieces[3:])]
     if len(tokens) > config.vocab_size:
@@ -169,7 +169,7 @@ def _m2m100(path: Path, config: TransformerConfig, settings: Mapping[str, Any]) 
     languages = _added(path, config, settings, len(vocabulary), usual)
     model = read_sentencepiece(path / FAIRSEQ)
     tokens = makers_tokens(path, settings, (*NAMED, *languages.keys() - {"<mask>"}), config.vocab_size)
-    taken = {token.id for token in tokens if token.content not in languages}  # transformers 5 gives such ids twice
+    taken = {token.id for token in tokens if token.content not in languages}  # transformers 5 may give an id twice
     languages = {code: id for code, id in languages.items() if id not in taken}
     every = {**vocabulary, **languages}
     return _by_vocabulary(model, every, config, control=[*languages], tokens=tokens, more=_python_decoder(settings))
@@ -193,7 +193,7 @@ def _fairseq(path: Path, config: TransformerConfig, settings: Mapping[str, Any],
 
 
 def _behind_four(path: Path) -> tuple[SentencePiece, dict[str, int]]:
-    """Return the model, and {piece: id} as in fairseq, after four special tokens."""
+    """(the SentencePiece model, {piece: id} as in fairseq: after four special tokens)"""
     model = read_sentencepiece(path / FAIRSEQ)
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
         raise UserError(f"{path / FAIRSEQ}: its first pieces are not <unk>, <s> and </s>")
@@ -250,7 +250,7 @@ def _of_json(path: Path, config: TransformerConfig, settings: Mapping[str, Any])
 def _added(
     path: Path, config: TransformerConfig, settings: Mapping[str, Any], first: int, usual: str
 ) -> dict[str, int]:
-    """Return {token: id} of the tokens after the pieces."""
+    """{token: id} of the tokens after the pieces: languages and <mask>."""
     tokens = language_tokens(settings, optional_object(path / ADDED), first, usual)
     wrong = [token for token, id in tokens.items() if type(id) is not int or not first <= id < config.vocab_size]
     if wrong or not tokens:
@@ -269,8 +269,11 @@ def _by_vocabulary(
     more: Mapping[str, Any] | None = None,
     spaces: str = "own",
 ) -> str:
-    """control: tokens that stand for no text. tokens: those that the maker added. lookup: what the model doesn't know
-    may have an id of its own. more: what else `published_ids` keeps. spaces: as `tokenizer_json` takes it."""
+    """Make the tokenizer.json of a SentencePiece model whose ids come from `vocabulary`.
+
+    control: tokens that stand for no text. tokens: added by the maker. lookup: text unknown to the model may have an
+    id. more: further entries of `published_ids`. spaces: as for `tokenizer_json`.
+    """
     last = max(vocabulary.values(), default=-1)
     vocabulary = {**vocabulary, **{token.content: token.id for token in tokens if token.id <= last}}
     own = {piece.text for piece in model.pieces if piece.type == NORMAL}
@@ -285,8 +288,8 @@ def _by_vocabulary(
 
 
 def with_ends(config: TransformerConfig, tokenizer: str) -> TransformerConfig:
-    """Put the ids of an encoder's start and end token into its config. They come from the tokenizer, as config.json
-    doesn't have them and the network doesn't need them."""
+    """Set the ids of an encoder's start and end token in its config, from the tokenizer: config.json doesn't have
+    them."""
     roles = roles_of(json.loads(tokenizer))
     ends = {f"{name}_id": roles[name] for name in ("bos", "eos") if name in roles}
     return dataclasses.replace(config, **ends)
@@ -311,10 +314,10 @@ def check_tokenizer(text: str, config: TransformerConfig, where: str) -> None:
 def makers_files(
     tokenizer: str, model_type: str, plain: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Return the files by which transformers cuts and decodes text as the maker's class does: tokenizer_config.json,
-    and of a class in pure Python the vocabulary's own files. {} for a model whose text needs no such class.
+    """Files with which transformers tokenizes as the maker's class does: {name: bytes} of tokenizer_config.json, and
+    for a Python tokenizer the vocabulary's files; {} for a model that doesn't need its own class.
 
-    plain: tokenizer_config.json for any class. settings: how the model generates."""
+    plain: tokenizer_config.json for any class. settings: the generation settings."""
     sides = side_texts(tokenizer) or {"source": tokenizer}
     source, *others = map(json.loads, sides.values())
     roles, listed_ids = roles_of(source), listed_tokens(source)
@@ -356,8 +359,7 @@ def makers_files(
 
 
 def _pieces(specification: Mapping[str, Any], first: int) -> dict[str, int]:
-    """Return {token: id} of a vocabulary before its id `first`, as in vocab.json: without tokens behind it, and
-    without fillers."""
+    """{token: id} of ids below `first`, without fillers, as in vocab.json."""
     own = specification["model"]["vocab"]
     texts = list(own) if isinstance(own, dict) else [text for text, _ in own]
     named = {*listed_tokens(specification).values()}
@@ -370,8 +372,7 @@ def _json(values: Any) -> bytes:
 
 
 def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
-    """Return the settings (`generation/settings.py`) of where a model reads its languages; {} means before source and
-    output.
+    """Settings (`generation/settings.py`) for the places of language tokens; {}: before source and output.
 
     SMaLL-100 reads the target language before the source. mBART reads the source language after the source, and the
     target language as its decoder's first token. NLLB with `legacy_behaviour` also has the source language last.
@@ -387,8 +388,8 @@ def places_of_languages(path: Path, model_type: str) -> dict[str, bool]:
 def languages_of_text(
     path: Path, languages: Mapping[str, int], config: TransformerConfig, settings: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the default languages, from tokenizer_config.json (`src_lang`, `tgt_lang`) or from the token that outputs
-    begin with; {} without such defaults. languages: {code: id}. settings: how the model generates."""
+    """The default languages, from tokenizer_config.json (`src_lang`, `tgt_lang`) or from the decoder's start token; {}
+    without defaults. languages: {code: id}. settings: the generation settings."""
     told, found = settings_of_text(path), {}
     for name, key in ((SOURCE_LANGUAGE, "src_lang"), (TARGET_LANGUAGE, "tgt_lang")):
         code = told.get(key)
@@ -402,7 +403,7 @@ def languages_of_text(
 
 
 def displaced_languages(path: Path, config: TransformerConfig, languages: Collection[str]) -> list[str]:
-    """Note M2M100's languages whose ids transformers 5 gave to the maker's added tokens."""
+    """Note the languages of M2M100 whose ids transformers 5 has given to added tokens."""
     if not (path / VOCABULARY).is_file():
         return []
     first, usual = len(read_object(path / VOCABULARY)), " ".join(f"__{code}__" for code in M2M100.split())
@@ -421,7 +422,7 @@ def settings_of_text(path: Path) -> Mapping[str, Any]:
 def _vocabulary(path: Path, rows: int) -> dict[str, int]:
     values = read_object(path)
     if not values or not all(type(id) is int and 0 <= id < rows for id in values.values()):
-        raise UserError(f"{path}: is no vocabulary of at most {rows} ids")
+        raise UserError(f"{path}: is no vocabulary, or has ids beyond the model's {rows}")
     return values
 
 

@@ -2,8 +2,8 @@
 
 LineReader -> up to 2,000 lines -> LineWork: read each line, compute all, format each result -> Writer (`output.py`)
 
-A file is read twice, so that a line that would end the run is found before the first result and not hours later. Memory
-use doesn't grow with the file. `resume` continues an interrupted run and gives the same bytes in the end.
+A file is read twice, so that a wrong line is found before the first result, not hours later. Memory use doesn't grow
+with the file. `resume` continues an interrupted run, whose file gets the same bytes as without the interruption.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LineReport:
 
     first_line: int = 1
     on_overlong: Callable[[int], None] | None = None
-    """Called with the number of each overlong line for the model and is cut. None: such a line is an error."""
+    """Called with the number of each line that is too long for the model and is cut or skipped. None: an error."""
     done: Callable[[float], None] = lambda share: None
     """Called with the finished share of these lines."""
 
@@ -130,11 +130,11 @@ class LineWork:
     options: Mapping[str, object] = field(default_factory=dict)
     """Options that must be the same when a run is resumed."""
     head: Callable[[int], bytes] | None = None
-    """(number of lines) -> the first bytes of the file."""
+    """(number of lines) -> first bytes of the output file, e.g. the header of an array."""
     stream: Callable[[str, LineReport], Iterable[str]] | None = None
-    """In place of `run` and `show`: yields the output for one line in pieces, each as soon as it is decided."""
+    """Instead of `run` and `show`: yields a line's output in pieces, each as soon as it is decided."""
     suffixes: Sequence[str] = ()
-    """Allowed endings of the output's name, besides none at all. Default: any."""
+    """Allowed suffixes of the output's name, besides no suffix. Default: any."""
     unit: str = "lines"
 
     def pieces(self, lines: Sequence[Any], report: LineReport) -> Iterator[bytes]:
@@ -168,9 +168,9 @@ def write_lines(
     """Write the result for each line of a file, of `text` or of standard input, to `output` or standard output.
 
     input: a file, or two files whose lines belong together. resume: continue an interrupted run. force: replace an
-    earlier output. model_facts: what must be the same when a run is resumed, besides input and options.
-    The number of overlong lines for the model is printed to standard error.
-    Raises `UserError` for anything that can't be read, written or resumed.
+    earlier output. model_facts: facts that a resumed run must match, besides input and options. Prints the number of
+    lines that are too long for the model to standard error. Raises `UserError` for anything that can't be read, written
+    or resumed.
     """
     if text and input is not None:
         raise UserError("text is given twice: as an argument, and as a file (input)")
@@ -186,7 +186,7 @@ def write_lines(
         file = input if isinstance(input, Path) and input.is_file() else None
         lines = _checked(reader, work) if text or file or isinstance(input, tuple) else None
         if work.head is not None and lines is None:
-            raise UserError(f"{output}: an array says how many rows it has: give a file as input, or write JSON")
+            raise UserError(f"{output}: an array's header has its number of rows: give a file as input, or write JSON")
         if file is not None and work.stream is None:
             fixed = {"input": sha256(file), **{name: str(value) for name, value in work.options.items()}}
             facts = lambda: {**fixed, **model_facts()}  # noqa: E731
@@ -211,7 +211,7 @@ def _opened(stack: ExitStack, input: Path | tuple[Path, Path] | None, text: Sequ
 
 
 def _checked(reader: LineReader, work: LineWork) -> int:
-    """Read and count all lines. Raises `UserError` for a line that would end the run."""
+    """Read and count all lines. Raises `UserError` for a line that the command would refuse."""
     reader.warned = True  # the second reading warns, not the first
     for part in reader.parts(PART_LINES):
         first = reader.number - len(part) + 1

@@ -75,8 +75,8 @@ class TextVerbs:
     """Methods of a model: `generate`, `translate`, `embed` and so on. A runtime adds the config, the tokenizer and
     `decoding`.
 
-    Ids are lists of lists. Text is one string or a list of strings; the result is one or a list accordingly. Search
-    options are the fields of `decoding.options.Options`. Wrong input and wrong options raise `UserError`.
+    Ids are lists of lists. Text is a string or a list of strings; a list gives a list of results. Search options are
+    the fields of `decoding.options.Options`. Wrong input and wrong options raise `UserError`.
 
     >>> model.translate(["Hello.", "Good night."], beam=4)
     """
@@ -109,8 +109,8 @@ class TextVerbs:
 
     @cached_property
     def shortlist(self) -> Shortlist | None:
-        """The shortlist: which token ids the output for a source may contain; None allows all. It is the file named in
-        the model's settings unless another is set."""
+        """The shortlist, which limits an output to likely target tokens of its source; None: all tokens. By default the
+        file named in the model's settings."""
         name = self.generation.get(SHORTLIST)
         if name is None or self.place is None:
             return None
@@ -133,13 +133,13 @@ class TextVerbs:
     def use_draft(self, model: TextVerbs | None) -> None:
         """Let a smaller decoder with the same vocabulary, of any runtime, guess tokens for `speculate`; None: look them
         up in the text."""
-        self.__dict__["draft"] = model  # past MLX, which would make it a part of this network
+        self.__dict__["draft"] = model  # an attribute would become a submodule in MLX
 
     def use_cache_bits(self, bits: int | None) -> None:
-        """Keep the decoder's keys and values as integers of 4 or 8 bits: a quarter or half of the memory of 16 bits,
-        and other last digits, so that a token may differ. None: keep them as they are. For checkpoints, run by MLX."""
+        """Quantise the decoder's cached keys and values to 4 or 8 bits: about a quarter or half of the memory of 16
+        bits. Logits change slightly, so that a token may differ. None: don't. Only for checkpoints, run by MLX."""
         if bits is not None:
-            raise UserError("{}: {} is for checkpoints, which MLX runs", self.where, Name("cache_bits"))
+            raise UserError("{}: {} is for checkpoints, run by MLX", self.where, Name("cache_bits"))
 
     @contextmanager
     def _deciding(self, **how: Any) -> Iterator[Model]:
@@ -149,7 +149,7 @@ class TextVerbs:
                 yield model
             else:
                 with self.draft.decoding() as draft:
-                    model = copy(model)  # a folder's is shared by its searches
+                    model = copy(model)  # searches of a folder share the original
                     model.draft = draft
                     yield model
 
@@ -201,7 +201,7 @@ class TextVerbs:
     @overload
     def generate(self, ids: list[str], **options: Unpack[IdArguments]) -> list[str]: ...
     def generate(self, ids: Any = None, prefix: Ids | None = None, **options: Any) -> Any:
-        """Return the new token ids of each input's best output; of text its continuation or translation.
+        """Return the new token ids of each input's best output; for text, its continuation or translation.
 
         Arguments as for `decoding.search.search`; for a multilingual model also `source_language` and
         `target_language`, codes of its own, e.g. "deu_Latn" (`generation.json`).
@@ -275,7 +275,7 @@ class TextVerbs:
         return prompt(templates, self._decoders("chat"), messages, ChatOptions(**options))
 
     def check_chat(self) -> ChatTemplates:
-        """Return the chat templates. `UserError` for a model that has none, or takes no text."""
+        """Return the chat templates. Raises `UserError` for a model without templates or without a tokenizer."""
         self._decoders("chat")
         if (templates := self.chat_templates) is None:
             raise UserError(f"{self.where}: has no chat template ({CHAT_TEMPLATE}); generate continues a prompt")
@@ -316,8 +316,11 @@ class TextVerbs:
         self, lines: str | list[str], translations: str | list[str], **languages: str | None
     ) -> float | list[float]:
         """Return the log-probability of a line's translation, summed over its tokens and the end token; a list for
-        lists. Of a decoder that of the text which follows a prompt, without an end. languages: `source_language` and
-        `target_language`, for a model of several."""
+        lists.
+
+        For a decoder, `lines` are prompts and `translations` their continuations, without an end token. languages:
+        `source_language` and `target_language`, for a multilingual model.
+        """
         sources, targets = zip(*self.pair_ids(lines, translations), strict=True)
         chosen = with_languages(self.generation, languages, lines=[lines] if isinstance(lines, str) else lines)
         scores = [math.fsum(values.tolist()) for values in self.log_probabilities([*sources], [*targets], **chosen)]
@@ -360,7 +363,8 @@ class TextVerbs:
         likeliest: int | None = None,
         **options: Unpack[StreamArguments],
     ) -> Iterator[NewToken]:
-        """Yield the new tokens of an input, with log-probabilities if asked; see `generation.stream.stream_tokens`."""
+        """Yield the new tokens of an input, with log-probabilities if `likeliest` is a number; see
+        `generation.stream.stream_tokens`."""
         from .stream import stream_tokens
 
         [ids], others = self._with_languages([ids], {**options}, [prefix] if len(prefix) else None)
@@ -376,7 +380,7 @@ class TextVerbs:
     def translate(self, lines: str | Sequence[str], *, overlong: Overlong = "error", **options: Any) -> str | list[str]:
         """Translate a line, or a list of lines in order; an empty line stays empty.
 
-        overlong: what to do with a line of more tokens than the model takes (`generation.arguments.Overlong`).
+        overlong: what to do with a line longer than the model takes (`generation.arguments.Overlong`).
         task_prefix: text before every line, e.g. T5's "translate English to German: ".
 
         >>> model.translate("Hello.", beam=4)
@@ -429,8 +433,13 @@ class TextVerbs:
         self, prompts: Sequence[str], *, stop: Sequence[str] = (), **options: Unpack[IdArguments]
     ) -> list[str]: ...
     def complete(self, prompts: str | Sequence[str], *, stop: Sequence[str] = (), **options: Any) -> str | list[str]:
-        """Continue a prompt, or each prompt of a list, with a decoder-only model, up to the first of the words in
-        `stop`. control_tokens=True: spellings of control tokens in a prompt, e.g. <|im_start|>, are the tokens."""
+        """Continue a prompt, or each prompt of a list, with a decoder-only model.
+
+        stop: the text ends before any of these words. control_tokens=True: spelled control tokens in a prompt, e.g.
+        <|im_start|>, become tokens.
+
+        >>> model.complete("Once upon a time", max_new_tokens=20)
+        """
         from .stream import complete
 
         outputs = complete(self._decoders("generate"), self.generate, prompts, stop=stop, **options)
@@ -448,9 +457,9 @@ class TextVerbs:
     ) -> list[dict[str, Any]]:
         """Return the continuation of each prompt as {"text": ..., "finish_reason": "stop" or, at its limit, "length"}.
 
-        scored: also "tokens" and "token_log_p", the model's own log-probabilities of the new tokens, whatever rules and
-        temperature chose them. likeliest: also "likeliest", [token, log-probability] of so many of the likeliest tokens
-        at each place, in a greedy or sampled text.
+        scored: also return "tokens" and "token_log_p", the model's log-probabilities of the new tokens before rules and
+        temperature. likeliest: also return "likeliest", the [token, log-probability] of this number of tokens at each
+        place; only for greedy search and sampling.
         """
         from mlx_transformer.decoding.options import Options
         from mlx_transformer.decoding.search import checked
@@ -562,7 +571,7 @@ class TextVerbs:
     def encoder_head(self, kind: HeadKind, verb: str) -> EncoderHead:
         """Return the pipeline from text to a head's logits.
 
-        Raises `UserError`, naming `verb` as what needs it, if the model has no head of this kind.
+        Raises `UserError` if the model has no head of this kind. verb: the method that needs it, for the error.
         """
         from .heads import EncoderHead
 
@@ -593,9 +602,9 @@ class TextVerbs:
     ) -> Any:
         """Return a text's vector (W,), or vectors (N, W) for a list of N texts; needs an encoder-only model.
 
-        kind="sparse" gives {token id: weight} for each text, "multi" the vectors (L - 1, W) of its tokens without the
-        first.
-        options: the other fields of `generation.arguments.EmbedOptions`. A text longer than the model takes is cut.
+        Texts longer than the model takes are cut. kind="sparse" gives {token id: weight} for each text, "multi" the
+        vectors (L - 1, W) of its tokens except the first. options: the other fields of
+        `generation.arguments.EmbedOptions`. Raises `UserError` if the folder doesn't say how to make a vector.
 
         >>> model.embed(["a dog", "a cat"]).shape
         (2, 384)
@@ -655,7 +664,7 @@ class TextVerbs:
     def _with_languages(
         self, ids: Ids | None, options: Mapping[str, Any], prefix: Ids | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the ids with their language's tokens, and the remaining options."""
+        """(the ids with language tokens, the remaining options)"""
         if ids is not None and self.generation.get(LANGUAGES):
             check_ids(ids, self.config.source_vocab_size)
         return with_source_language(self.generation, ids, options, prefix)
@@ -668,7 +677,7 @@ class TextVerbs:
         return ids, {**options, "candidates": [self._candidates(row) for row in ids]}
 
     def _candidates(self, ids: Sequence[int]) -> Any:
-        """Return the ids that the output for this source may contain, by the shortlist; None allows all."""
+        """The ids that the output for this source may contain, by the shortlist; None: all."""
         if self.shortlist is None:
             return None
         from mlx_transformer.core.shortlist import shares_ids
@@ -682,8 +691,8 @@ class TextVerbs:
         return self.translator.with_prefix(prefix).n_best(lines, **options)
 
     def _decoders(self, what: str) -> Tokenizer:
-        """Return the tokenizer of a decoder-only model. For other models raises `UserError`, naming `what` as needing
-        one."""
+        """The tokenizer of a decoder-only model; raises `UserError` for other models. what: the method that needs
+        it."""
         from .translate import fitting_tokenizer
 
         return fitting_tokenizer(self.config, self.tokenizer, self.where, "decoder", what)
@@ -693,7 +702,7 @@ class TextVerbs:
         return resolved(self.generation, {"beam": 1, **options})
 
     def _streamed(self, begin: Callable[[Model], Iterator[T]]) -> Iterator[T]:
-        """Start at once, so that errors are raised at the call; decode on while the caller reads."""
+        """Start at once, so that errors are raised by the call; continue to decode while the caller reads."""
         with self._deciding() as model:
             items = begin(model)
         return self._while_decoding(items)

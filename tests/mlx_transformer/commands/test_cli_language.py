@@ -125,7 +125,7 @@ def test_they_are_proven(name, models, call, tmp_path):
         (["translate", "encoder-onnx", "x"], "architecture='encoder' is for fill"),
         (["generate", "decoder", "x", "--threads", "2"], "is a checkpoint; --threads is for ONNX folders"),
         (["generate", "encoder", "x", "--cache-bits", "8"], "caches no keys and values: leave out --cache-bits"),
-        (["generate", "decoder-onnx", "x", "--cache-bits", "8"], "--cache-bits is for checkpoints, which MLX runs"),
+        (["generate", "decoder-onnx", "x", "--cache-bits", "8"], "--cache-bits is for checkpoints, run by MLX"),
         (
             ["generate", "decoder", "x", "--cache-bits", "4"],
             "heads are 16 wide; --cache-bits needs a multiple of 32",

@@ -182,7 +182,7 @@ def without_unknown(vocabulary: dict) -> dict:
 
 
 DAMAGE = {
-    "no vocabulary of at most": lambda v: {**v, "x": 10**12},
+    "has ids beyond the model's": lambda v: {**v, "x": 10**12},
     "the vocabulary has no </s>": lambda v: {t: i for t, i in v.items() if t != "</s>"},
     "two tokens with the same id": lambda v: {**v, "x": 7},
     "the vocabulary has no <unk>": without_unknown,

@@ -150,7 +150,7 @@ DAMAGED_TENSORS = {
         "model.encoder.embed_positions.weight": sinusoids(40, 32),
     },
     "final_logits_bias is (2, 50), expected (50,)": lambda t: {**t, "final_logits_bias": np.zeros((2, 50), np.float32)},
-    "model.shared.weight is of int32, no floating-point numbers": lambda t: {
+    "model.shared.weight has type int32, not floating point": lambda t: {
         **t,
         "model.shared.weight": t["model.shared.weight"].astype(np.int32),
     },

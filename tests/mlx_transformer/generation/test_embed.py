@@ -254,7 +254,10 @@ def test_what_was_interrupted_is_continued_with_the_same_bytes(folder, tmp_path,
         ({"input": Path("missing"), "output": Path("x.npy")}, r"^missing: cannot be read \(no such file\)"),
         ({"output": Path("x.csv")}, r"^x.csv: embed writes no .csv; give a name that ends in .jsonl, .* or .npy$"),
         ({"output": Path("x.npz"), "text": ["a"]}, "^x.npz: embed writes no .npz"),
-        ({"output": Path("x.npy")}, "x.npy: an array says how many rows it has: give a file as input, or write JSON"),
+        (
+            {"output": Path("x.npy")},
+            "x.npy: an array's header has its number of rows: give a file as input, or write JSON",
+        ),
     ],
 )
 def test_what_cannot_be(folder, arguments, message):
