@@ -91,7 +91,7 @@ def to_huggingface_command(
     unlike = unlike_mlx_lm(read_object(written / CONFIG)) if mlx_lm else []
     note += f"; mlx-lm will give other logits: {'; '.join(unlike)}" if unlike else ""
     if not mlx_lm and (integers := open_checkpoint(checkpoint, verify=False).quantization):
-        note += f"; {len(integers)} matrices of integers became floats: --mlx-lm keeps them"
+        note += f"; {len(integers)} quantised matrices became floats: --mlx-lm keeps them"
     print(f"{written}: written{note}")
 
 

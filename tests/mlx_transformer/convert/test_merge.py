@@ -217,7 +217,7 @@ def test_an_adapter_is_kept_beside_integers(base, kind, tmp_path, capsys):
     flags = ["--keep-adapter", "--requantize", "--out", str(tmp_path / "both")]
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(integers), str(tmp_path / "adapter"), *flags])
-    assert "give one of them" in capsys.readouterr().err
+    assert "give one of the two" in capsys.readouterr().err
 
 
 def test_an_adapter_beside_other_weights_is_refused(base, tmp_path):

@@ -247,8 +247,8 @@ def test_command_line(model, tmp_path, capsys):
     main(["to-gguf", str(tmp_path / "integers"), str(tmp_path / "x.gguf"), "--type", "q8_0"])
     main(["to-huggingface", str(tmp_path / "integers"), str(tmp_path / "wide")])
     said = capsys.readouterr().out
-    assert "matrices of integers became q8_0, rounded again" in said
-    assert "matrices of integers became floats: --mlx-lm keeps them" in said
+    assert "quantised matrices became q8_0, rounded again" in said
+    assert "quantised matrices became floats: --mlx-lm keeps them" in said
     assert "a mean of 7 bits: needs text" in refused(capsys, "quantize", plain, tmp_path / "x", "--bits", 7)
     assert "--group-size 16" in refused(capsys, "quantize", plain, tmp_path / "x", "--group-size", 16)
     assert "is the folder that is read" in refused(capsys, "quantize", plain, plain)

@@ -154,8 +154,8 @@ LIES = {
     "an odd place": (file(tensors=tensor(offset=4), counts=(1, 0)), "begins at 4"),
     "a place of two": (file(tensors=tensor(sizes=(12,)) + tensor("b", offset=32), counts=(2, 0)), "a and b overlap"),
     "half a block": (file(tensors=tensor(sizes=(40,), kind=2), counts=(1, 0)), "whole blocks of 32"),
-    "a type we don't read": (file(tensors=tensor("blk.0", kind=23), counts=(1, 0)), "blk.0 is of type IQ4_XS"),
-    "a type that is none": (file(tensors=tensor("blk.0", kind=99), counts=(1, 0)), "blk.0 is of type number 99"),
+    "a type we don't read": (file(tensors=tensor("blk.0", kind=23), counts=(1, 0)), "blk.0 has type IQ4_XS"),
+    "a type that is none": (file(tensors=tensor("blk.0", kind=99), counts=(1, 0)), "blk.0 has type number 99"),
 }
 
 
