@@ -145,7 +145,7 @@ DAMAGED_TENSORS = {
         **t,
         "model.encoder.embed_tokens.weight": t["model.shared.weight"] + 1,
     },
-    "model.encoder.embed_positions.weight holds no sinusoids": lambda t: {
+    "model.encoder.embed_positions.weight differs from Marian's sinusoids": lambda t: {
         **t,
         "model.encoder.embed_positions.weight": sinusoids(40, 32),
     },
