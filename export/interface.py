@@ -64,16 +64,16 @@ SETTINGS = {
 }
 """The options are explained in `search/options.py`."""
 TEXT_SETTINGS = {name: Setting("int64", 0, (name,), (0,)) for name in ("source_prefix", "source_suffix")}
-"""More for a graph that takes text: ids before and behind those of each line, e.g. a language token."""
+"""Further settings of a graph that takes text: ids before and after each line's, e.g. a language token."""
 
 
 CROSS_ATTENTION = "cross_attention"
 """Name of the decoders' optional output `attention` (rows, T, S): a layer's cross-attention weights. Also its key in
 mlx_transformer.json."""
 INPUTS_EMBEDS = "inputs_embeds"
-"""Key in mlx_transformer.json: the encoder takes vectors in place of ids."""
+"""Key in mlx_transformer.json: the encoder takes vectors instead of ids."""
 DIMENSIONS = "dimensions"
-"""Key in mlx_transformer.json: how many numbers of each vector are kept."""
+"""Key in mlx_transformer.json: length of a text's vectors."""
 BY_TOKEN = "row_per_token"
 """Key in mlx_transformer.json: the encoder-only graph has a row for each token."""
 SENTENCE_EMBEDDING = "sentence_embedding"
@@ -85,11 +85,11 @@ first token too."""
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Which graphs to declare: a model, and the options of its package."""
+    """A model and the options of its package, which determine its graphs."""
 
     config: TransformerConfig
     inputs_embeds: bool = False
-    """The encoder takes vectors in place of ids."""
+    """The encoder takes vectors instead of ids."""
     attention_layer: int | None = None
     """Decoder layer whose cross-attention is returned; None: none."""
     text: bool = False
@@ -116,7 +116,7 @@ class Request:
         return cls(config=config, **fields)
 
     def written(self) -> dict[str, Any]:
-        """Return the entries of mlx_transformer.json that `read` reads; only those that differ from the default."""
+        """The entries of mlx_transformer.json for `read`, without defaults."""
         attention = {} if self.attention_layer is None else {CROSS_ATTENTION: {"layer": self.attention_layer}}
         facts = {INPUTS_EMBEDS: True} if self.inputs_embeds else {}
         facts |= {BY_TOKEN: True} if self.by_token else {}
@@ -163,7 +163,7 @@ CROSS_DECODERS = (DECODER_FIRST, DECODER_NEXT, DECODER_MERGED, DECODER_CPU, LIST
 """Decoders with cross-attention."""
 
 SOURCE_NAMES = {**{name: entry.published for name, entry in INPUTS.items()}, "source_mask": MASK}
-"""{value: name} of everything that an encoder can read."""
+"""{value: name} of all inputs that an encoder may have."""
 
 VECTORS_OF: dict[Kind, str] = {"dense": "vector", "sparse": "token_weights", "multi": "token_vectors"}
 """The value for each kind of vector, in the order of the outputs."""
@@ -172,7 +172,7 @@ PARTS, STATE = ("key", "value"), "state"
 
 
 class Port(NamedTuple):
-    """An input or output of a graph. axes: empty for a scalar. default: of an input that may be left out."""
+    """An input or output of a graph. axes: empty for a scalar. default: the value of an input that is left out."""
 
     value: str
     name: str
@@ -181,8 +181,8 @@ class Port(NamedTuple):
     default: int | None = None
 
     def without_positions(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of an empty cache (rows, heads, 0, width), or of an SSRU's state (rows, width), which starts
-        at 0."""
+        """The shape of an empty cache (rows, heads, 0, width), or of an SSRU's state (rows, width), which starts at
+        0."""
         if len(self.axes) == 2:
             return rows, int(self.axes[1])
         _, heads, _, width = self.axes
@@ -414,7 +414,7 @@ def decoder_cpu(r: Request, vocabulary: Axis) -> Ports:
 
 
 def step_cpu(r: Request) -> Ports:
-    """Declare a decoder-only step on buffers that it writes in place: one new token of each text, or several of one.
+    """Declare a decoder-only step that updates buffers in place: a new token of each text, or several of a single text.
 
     attention_mask: 1 on every position of a text with its new tokens, then 0. logits_to_keep: K, for logits behind each
     text's last K new tokens. The names, and an axis of 1 in the logits, are onnxruntime-genai's.
@@ -426,7 +426,7 @@ def step_cpu(r: Request) -> Ports:
 def prompt_cpu(r: Request) -> Ports:
     """Declare the same without logits.
 
-    dropped, of a model with windows: first positions of each text that its windowed layers' buffers no longer have.
+    dropped, for models with windows: number of first positions that a text's windowed layers no longer have.
     """
     windowed = any(layer.window is not None for layer in r.config.layers("decoder"))
     inputs = (

@@ -23,8 +23,8 @@ from mlx_transformer.system.machine import usable_cores
 from .parameters import Argument, Option
 
 BY_THEMSELVES, ONCE_TOLD = 2.0, 5.0
-"""Seconds the other processes have to end after one has failed, and then after SIGTERM, before they are killed. MLX's
-ring may wait forever for a process that is gone."""
+"""After a process has failed: seconds for the others to end by themselves, then seconds after SIGTERM before they are
+killed. MLX's ring may wait forever for a process that has ended."""
 POLL_SECONDS = 0.05
 MOST = max(16, 4 * usable_cores())
 """Most processes on one machine; each holds a model, its gradients and its optimizer's moments."""
@@ -53,10 +53,10 @@ def launch(
         raise UserError("give either -n, processes on this machine, or --hostfile")
     if hostfile is not None:
         if not hostfile.is_file():
-            raise UserError(f"{hostfile}: no such hostfile; see `mlx.distributed_config --help` for how one is made")
+            raise UserError(f"{hostfile}: no such hostfile; `mlx.distributed_config` makes one")
         _by_mlx(["--hostfile", str(hostfile)], network, command)
     elif processes is None or not 1 <= processes <= MOST:
-        raise UserError(f"-n {processes}: give 1 to {MOST} processes, four a core")
+        raise UserError(f"-n {processes}: give 1 to {MOST} processes (at most four per core)")
     elif network == "ring":
         raise Exit(_ring(processes, command))
     else:
@@ -68,8 +68,7 @@ def _program(command: list[str]) -> list[str]:
 
 
 def _ring(processes: int, command: list[str]) -> int:
-    """Run the processes with MLX's ring backend; return the exit status of rank 0, or of the first process that
-    failed."""
+    """Run the processes with MLX's ring backend. Returns the exit status of rank 0, or of the first failed process."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         hosts = folder / "hosts.json"
@@ -112,8 +111,8 @@ def _ring(processes: int, command: list[str]) -> int:
 
 
 def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
-    """Wait for all processes; return the index of the first that failed, or None. After a failure the others get time,
-    then SIGTERM, then SIGKILL."""
+    """Wait for all processes; returns the index of the first that failed, or None. After a failure, the others get some
+    time, then SIGTERM, then SIGKILL."""
     failed, deadline, terminated = None, 0.0, False
     while any(rank.poll() is None for rank in ranks):
         if failed is None:
@@ -129,7 +128,7 @@ def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
 
 
 def _passed_on(ranks: list[subprocess.Popen]):
-    """Return a signal handler that passes signals on to the processes; a terminal sends Ctrl-C to them itself."""
+    """A signal handler that passes signals on to the processes; a terminal itself sends them Ctrl-C."""
 
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
 
@@ -142,7 +141,7 @@ def _passed_on(ranks: list[subprocess.Popen]):
 
 
 def _cores_of(rank: int, processes: int):
-    """Return a function that gives the process its own cores; None if the system can't or has too few."""
+    """A function that binds the process to its own cores; None if the system can't, or has too few."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -153,8 +152,8 @@ def _cores_of(rank: int, processes: int):
 
 
 def _port() -> socket.socket:
-    """Return a socket that reserves a free port. MLX's ring can still bind to it (SO_REUSEPORT), which a rank does only
-    after all its imports."""
+    """A socket that reserves a free port until MLX's ring binds to it, too (SO_REUSEPORT), which a rank does only after
+    all its imports."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", 0))

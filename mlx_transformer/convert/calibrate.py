@@ -1,8 +1,8 @@
-"""Text for calibrating, and what a model's linear maps read in it: second moments x x^T, summed over all positions.
+"""Text for calibration, and second moments of the inputs of linear maps: x x^T, summed over all positions of the text.
 
-A map that reads the same numbers as another (queries, keys and values; gate and up) shares its moments. They are summed
-in passes over the text, as many maps in each as `MEMORY` holds; a later pass runs through the maps that the caller has
-already rounded. MLX multiplies, everything behind it is NumPy's.
+Maps with the same input (queries, keys and values; gate and up) share their moments. A pass over the text sums those of
+as many maps as fit into `MEMORY`; a later pass runs through the maps that the caller has quantised in between. MLX
+multiplies, and NumPy does the rest.
 
 Shapes: L positions, D inputs of a map.
 """
@@ -27,7 +27,7 @@ from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.errors import UserError
 
 MEMORY = 1 << 30
-"""Bytes of moments held at a time, or those of one map if it needs more."""
+"""Most bytes of moments at a time; a single map may need more."""
 CALIBRATED, JUDGED = 16384, 8192
 """Most tokens to calibrate on, and to judge on."""
 PIECE = 512
@@ -36,9 +36,9 @@ PIECE = 512
 
 @dataclass(frozen=True)
 class Example:
-    """Ids for one pass: of a decoder or an encoder (ids,), of an encoder-decoder (source, target) with start token.
+    """Ids for a pass: (ids,) of a decoder or an encoder, (source, target) with start token of an encoder-decoder.
 
-    labels: the token behind each position of the last; empty for an encoder.
+    labels: the token after each position of the last array; empty for an encoder.
     """
 
     ids: tuple[list[int], ...]
@@ -58,16 +58,18 @@ def read_examples(model: Transformer, file: str | Path) -> tuple[list[Example], 
     if model.tokenizer is None:
         raise UserError(f"{file}: {model.where} has no tokenizer to read it with")
     if len(lines) < 2:
-        raise UserError(f"{file}: holds {len(lines)} lines; give more: half of them calibrate, the others judge")
+        raise UserError(
+            f"{file}: has {len(lines)} lines; give at least 2: half of them calibrate, half measure the loss"
+        )
     parts = ((lines[::2], CALIBRATED), (lines[1::2], JUDGED))
     calibrating, judging = (cut(_examples(model, some), most) for some, most in parts)
     if not calibrating or not judging:
-        raise UserError(f"{file}: its lines have no token that another precedes: give longer ones")
+        raise UserError(f"{file}: its lines have only one token each: give longer lines")
     return calibrating, judging
 
 
 def cut(examples: Iterable[Example], most: int) -> list[Example]:
-    """The first of them, until they have `most` tokens or more."""
+    """The first examples with `most` tokens or more together; all if there are fewer tokens."""
     kept, count = [], 0
     for example in examples:
         if count >= most:
@@ -108,7 +110,7 @@ Watch = Callable[[mx.array], None]
 def moments(
     model: Transformer, paths: Sequence[str], examples: Sequence[Example]
 ) -> Iterator[tuple[list[str], NDArray[np.float32]]]:
-    """Yield the linear maps that read the same x, in the network's order, and the sum of x x^T (D, D)."""
+    """Yield (linear maps with the same input x, sum of x x^T (D, D)), in the network's order."""
     readers, widths = _readers(model, paths, examples[0])
     for part in _parts(widths):
         sums = {path: mx.zeros((widths[path], widths[path])) for path in part}
@@ -126,7 +128,7 @@ def moments(
 
 
 def _readers(model: Transformer, paths: Sequence[str], example: Example) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """The maps that read the same array, by the first of them in the order of a pass, and the array's width."""
+    """({first map: all maps with the same input}, {first map: the input's width}), in the order of a pass."""
     arrays: list[mx.array] = []  # kept, so that an id isn't another array's later
     first: dict[int, str] = {}
     readers: dict[str, list[str]] = {}
@@ -157,7 +159,7 @@ def _parts(widths: Mapping[str, int]) -> Iterator[list[str]]:
 
 @contextmanager
 def _watching(model: nn.Module, paths: Sequence[str], see: Callable[[str, mx.array], None]) -> Iterator[None]:
-    """Within the block, `see` is called with the path and the input of each of these linear maps when it is used."""
+    """In this context, `see` is called with the path and the input of each of these linear maps when it is used."""
     modules = dict(model.named_modules())
     plain = {path: modules[path] for path in paths}
     watched = {path: recast(layer, _watched(type(layer))) for path, layer in plain.items()}

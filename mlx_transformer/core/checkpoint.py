@@ -189,8 +189,8 @@ def save_checkpoint(
 
 
 def precision_of(tensors: Mapping[str, Any], config: TransformerConfig, quantization: Quantization) -> FloatName:
-    """The type that a network of these tensors computes in: the 16 bits of all of them, but for those that may stay
-    float32; else float32, as beside matrices that MLX has to dequantise."""
+    """The type in which a network with these tensors computes: their common 16-bit type (some parameters may be
+    float32, see `stays_wide`); else float32, also if MLX has to dequantise a matrix."""
     kinds = {name: array.dtype.name for name, array in tensors.items() if is_float(array.dtype)}
     halves: tuple[FloatName, ...] = ("float16", "bfloat16")
     for half in halves if all(scheme.runs_in_mlx for scheme in quantization.values()) else ():
@@ -202,8 +202,8 @@ def precision_of(tensors: Mapping[str, Any], config: TransformerConfig, quantiza
 
 
 def stays_wide(name: str, precision: str, config: TransformerConfig) -> bool:
-    """Whether a float32 parameter stays so in a network of 16 bits: those of norms, which compute in float32 anyway,
-    and matrices whose products float16 can't hold."""
+    """Whether a parameter stays float32 in a 16-bit network: norms, which compute in float32 anyway, and matrices whose
+    products overflow float16."""
     path, _, part = name.rpartition(".")
     unbounded = precision == "float16" and part != "bias" and is_unbounded(f"{path}.weight", config)
     return precision != "float32" and (unbounded or is_of_norm(name))
@@ -257,7 +257,7 @@ def open_checkpoint(folder: str | Path, verify: bool = True) -> Checkpoint:
         allowed = {"U32"} if name in quantization else codes
         if kind not in allowed:
             allowed_types = ", ".join(sorted(allowed))
-            raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights are of a type in {allowed_types}")
+            raise UserError(f"{folder / WEIGHTS}: {name} is {kind}; weights must be {allowed_types}")
     adapter = attached_adapter(folder, lambda: weights_digest(folder))
     if adapter is not None:
         adapter.check_fits(config, str(folder / ARRAYS))

@@ -423,9 +423,9 @@ def choices(
 def side_by_side(reference: Reference, runs: Sequence[tuple[Search, Sequence[list[int]]]]) -> list[list[list[Choice]]]:
     """Compare the outputs of several greedy or sampled searches as `choices` does, by few passes of the reference.
 
-    A pass along an output has the logits of all its steps, so that it proves as much as a search of the reference's
-    own: if each token is the reference's choice behind those before it, then (from the first token on) the reference
-    writes this output. Rows of all searches and runtimes share a pass, which reads and widens the weights once.
+    A pass along an output has the logits of all its steps, so that it proves as much as the reference's own search: if
+    each token is the reference's choice after the tokens before it, the reference writes this output. Rows of all
+    searches and runtimes share a pass, which reads and widens the weights once.
     """
     c = reference.config
     limits = [[limit_of(c, search.options, len(source)) for source in search.sources] for search, _ in runs]
@@ -479,7 +479,7 @@ def _along(
 def until_parting(ids: Sequence[int], chosen: Sequence[Choice]) -> list[int]:
     """The reference's output as far as an output's choices show it: up to the first token in which they part.
 
-    What it would go on with is another text, which proves nothing, and takes a pass of the network for each token.
+    Its continuation would be another text, which proves nothing and takes a pass of the network per token.
     """
     place = next((i for i, choice in enumerate(chosen) if choice.token != choice.best), len(ids))
     return [*ids[:place], *(choice.best for choice in chosen[place : place + 1])]
@@ -537,7 +537,7 @@ def _choice(
 
 
 def _stretched(o: Options) -> float:
-    """The factor by which the repetition penalty can enlarge an error."""
+    """Largest factor by which the repetition penalty enlarges an error."""
     return max(o.repetition_penalty, 1 / o.repetition_penalty)
 
 

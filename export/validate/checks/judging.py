@@ -84,7 +84,7 @@ Array = NDArray
 
 DRAWS = 8
 SUMS = 1 << 16
-"""Most sums to advance by a term at a time: so many stay in a CPU's second cache."""
+"""Most sums that are advanced by a term at a time: so many fit into a CPU's level 2 cache."""
 WORTH_A_SECOND_LOOK = 16.0
 """Points above this share of their budget get no second look.
 

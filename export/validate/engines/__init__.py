@@ -78,7 +78,7 @@ def open_engine(name: str, checkpoint: Checkpoint | None, onnx: Path | None, thr
     if row.runs_graphs:
         path, place = _graphs_for(runtime, onnx)
         if place == ONE_FILE and len(words) > 1:
-            raise UserError(f"{path}: is one file: choose its provider alone, as in onnxruntime:cpu")
+            raise UserError(f"{path}: is one file: give only its provider, e.g. onnxruntime:cpu")
         if checkpoint is None and (place == ONE_FILE or runtime != "onnxruntime"):
             raise UserError(f"{'one file' if place == ONE_FILE else runtime} needs a checkpoint, not an ONNX folder")
         engine = _loaded(place)(checkpoint, path, *words, threads=threads)

@@ -1,4 +1,4 @@
-"""Engines for exports with target `cpu`. Their decoder reads a token a run, so every pass over a target is cached.
+"""Engines for exports with target `cpu`. Their decoder reads a token per run, so every pass over a target is cached.
 
 `CpuModel` runs the graphs as in a translation, and the same reference judges it. Fused operators leave out values, e.g.
 a sub-layer's own output if its product adds the residual (`targets.cpu.network.use_gemm`); `missing_taps` lists such
@@ -169,7 +169,7 @@ class CpuEncoderEngine(CpuEngine):
 
 
 class CpuDecoderEngine(CpuEngine):
-    """ONNX Runtime on the CPU with a decoder alone: step_cpu, in int4 with prompt_cpu."""
+    """ONNX Runtime on the CPU with a decoder-only model: step_cpu, in int4 with prompt_cpu."""
 
     def cached_logits(self, case: Case) -> dict[str, Array]:
         return {"cached": cached(self.graphs, case), "side by side": self._side_by_side(case)}
@@ -191,9 +191,8 @@ class CpuDecoderEngine(CpuEngine):
         return {name: value for name, value in self.taps(case).items() if name in names}
 
     def _side_by_side(self, case: Case) -> Array:
-        """The logits where each text joins others behind two parts of a prompt, goes on by single tokens, and leaves.
-
-        In the prompts, which have none, those of a full pass.
+        """Logits of texts in a shared batch: each joins after two parts of its prompt, is continued token by token, and
+        leaves. Positions of the prompts, for which the graphs give no logits, have those of a full pass.
         """
         logits, real = self.logits(case), case.source_mask.astype(bool)
         tokens = [row[there].tolist() for row, there in zip(case.ids, real, strict=True)]
@@ -226,7 +225,7 @@ class CpuDecoderEngine(CpuEngine):
 
 
 def _placed(real: Array, runs: Sequence[Array]) -> Array:
-    """Rows (N, D) of several runs at the tokens' places (B, T), 1 in `real`: (B, T, D), 0 elsewhere."""
+    """Put rows (N, D) of several runs to the tokens' places, 1 in `real` (B, T): (B, T, D), 0 elsewhere."""
     placed = np.zeros((*real.shape, runs[0].shape[-1]), runs[0].dtype)
     placed[real.astype(bool)] = np.concatenate(runs)
     return placed

@@ -64,7 +64,7 @@ class MlxEngine(ModelEngine):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
         self.checkpoint, self._model = checkpoint, None
         self._wide = set[str]()
-        if device == "cpu":  # its kernels of affine integers are a loop; float formats are summed in groups
+        if device == "cpu":  # MLX's kernels for affine integers add term by term; those for short floats add in groups
             schemes = checkpoint.quantization.items()
             self.single_sums = frozenset(name for name, each in schemes if each.affine and each.runs_in_mlx)
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)

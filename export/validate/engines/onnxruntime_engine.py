@@ -3,8 +3,8 @@
 ONNX Runtime's own profile of the first runs says where each node ran, as a node may fall back to another provider.
 
 x86 CPUs without VNNI multiply unsigned by signed bytes and add two neighbouring products into 16 bits, too few for
-2 x 255 x 127. With weights that use all 8 bits the results are then another network's. `integer_kernel` finds out which
-kernel this machine has.
+2 x 255 x 127. With weights that use all 8 bits, the results are then wrong. `integer_kernel` finds out this machine's
+kernel.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TurnSession:
     """
 
     _open: ClassVar[WeakKeyDictionary[TurnSession, Any]] = WeakKeyDictionary()
-    """The open sessions; the last is that which ran last."""
+    """The open sessions, in the order of their last runs."""
 
     def __init__(self, make: Callable[[bool], Any], size: int, profiled: int = 0):
         """make: opens the session, profiling or not. size: bytes of its weights. profiled: how many runs to record."""
@@ -283,8 +283,8 @@ class OnnxRuntimeEngine(OnnxEngine):
         return self.optimisation in ("none", "basic") or any(map(multiplies_within, self.folder.graphs.values()))
 
     def open(self, path: Path, model: onnx.ModelProto | None = None, folding: bool = True) -> TurnSession:
-        """folding: False computes constants in each run, for the large matrices that graphs compute of integers: when
-        ONNX Runtime computes them as it opens a graph, each of these operations' results stays in memory."""
+        """folding: False computes constants in each run. For large matrices that graphs compute from integers: if ONNX
+        Runtime computes them when it opens a graph, the result of each operation stays in memory."""
         tf32 = {"use_tf32": int(self.tf32)}
         providers = [(self.provider, tf32) if self.device == "cuda" else self.provider]
         whole = onnx.load(path, load_external_data=False) if model is None else model
@@ -327,8 +327,8 @@ class OnnxRuntimeEngine(OnnxEngine):
         return next((name for name, file in self.files.items() if file == path), "")
 
     def _values(self, path: Path, model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-        """The matrices that a graph computes of constants, if they are large: computed once, one at a time, and put
-        into a file, {name: its place}."""
+        """Compute the large matrices that a graph computes from constants, one at a time, and store them in a file:
+        {name: its place there}."""
         names = computed(model.graph, self.config)
         if not is_large(4 * sum(math.prod(parameter_shapes(self.config)[name]) for name in names)):
             return {}
@@ -362,7 +362,8 @@ class OnnxRuntimeEngine(OnnxEngine):
             yield from super().computed(path, model)
 
     def logits(self, case: Case) -> Array:
-        """See `Engine`. A file that computes large matrices runs as it is here; in other ways these are given."""
+        """See `Engine`. Here a file that computes large matrices runs unchanged; in other runs it gets them
+        computed."""
         if not self._places:
             return super().logits(case)
         for name in self.folder.graphs:

@@ -86,7 +86,7 @@ class SearchEngine(WholeEngine, OnnxFiles):
         self.model = SearchModel(path, threads=threads, providers=[self.provider])
         self.model.shortlist = None  # searches are compared among all tokens
         if self.model.takes_text:
-            raise UserError(f"{path}: takes text, but ids are compared; validate the file exported without text")
+            raise UserError(f"{path}: takes text, but validate compares ids; export it without text for validate")
         check_same_model(self.model, checkpoint)
         self.checkpoint, self.config, self.device, self.threads = checkpoint, self.model.config, device, threads
         metadata = self.model.session.get_modelmeta().custom_metadata_map
@@ -155,7 +155,7 @@ class ForeignEngine(WholeEngine):
         strange = [e.name for s in self.sessions.values() for e in s.get_inputs() if e.name not in known]
         if strange:
             raise UserError(
-                f"{path}: input {strange[0]!r} is none of {', '.join(INPUT_ROLES)}; map it: --names input_ids=NAME"
+                f"{path}: input {strange[0]!r} is not one of {', '.join(INPUT_ROLES)}; map it: --names input_ids=NAME"
             )
 
     def logits(self, case: Case) -> Array:
@@ -176,7 +176,7 @@ class ForeignEngine(WholeEngine):
         inputs = {}
         for entry in session.get_inputs():
             if (array := arrays[entry.name]) is None:
-                raise UserError(f"{self.path}: input {entry.name!r} is of no such model")
+                raise UserError(f"{self.path}: input {entry.name!r} doesn't fit this kind of model")
             inputs[entry.name] = np.ascontiguousarray(array).astype(TYPES[entry.type])
         outputs = [entry.name for entry in session.get_outputs()]
         role = next(role for role, value in OUTPUT_ROLES.items() if value == output)

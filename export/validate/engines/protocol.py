@@ -26,11 +26,12 @@ Array = NDArray
 
 
 LARGE = 128 << 20
-"""Bytes of weights from which on a model is only in memory while it runs, so that one runtime at a time has it."""
+"""Bytes of weights from which on a model is in memory only while it runs, so that runtimes hold it one after
+another."""
 
 
 def is_large(size: int) -> bool:
-    """Whether these bytes of weights are a large model's."""
+    """Whether a model with these bytes of weights counts as large."""
     return size > LARGE
 
 
@@ -95,7 +96,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Which values of an engine can be compared, and how."""
+    """The values of an engine that can be compared, and how."""
 
     shows: Literal["everything", "logits", "tokens"] = "everything"
     """Everything; or only the logits of a full pass; or only the tokens and scores of a search."""
@@ -153,7 +154,7 @@ class Engine:
     def parameters(self) -> Iterator[tuple[str, str, Array | Stored]]:
         """Yield (where, name, array) for all its parameters; where: a file, or e.g. "model in memory".
 
-        Arrays may be still in their file; `np.asarray` reads them.
+        Arrays may be read on demand, by `np.asarray`.
         """
         yield from ()
 
@@ -227,7 +228,7 @@ class Engine:
         raise NotImplementedError
 
     def rest(self) -> None:
-        """Let go of a large model, which is loaded again when it is needed."""
+        """Free a large model's memory; the model is loaded again when it is needed."""
 
     def close(self) -> None:
         """End the programs it started, e.g. a browser or Node."""

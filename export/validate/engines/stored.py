@@ -199,7 +199,7 @@ def _matrix(
 
 
 def computed(graph: onnx.GraphProto, config: TransformerConfig) -> list[str]:
-    """The parameters that nodes of a graph compute of its initializers."""
+    """The parameters that nodes of a graph compute from its initializers."""
     table = parameter_shapes(config)
     return [output for node in graph.node for output in node.output if output in table]
 
@@ -271,7 +271,7 @@ class OnnxFiles(Engine):
                 yield path.name, name, array
 
     def computed(self, path: Path, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray | Stored]]:
-        """Yield the parameters that a file's nodes compute of its initializers."""
+        """Yield the parameters that a file's nodes compute from its initializers."""
         for name in computed(model.graph, self.config):
             read = partial(self._run_part, path, model, name)
             yield name, _later(parameter_shapes(self.config)[name], read)

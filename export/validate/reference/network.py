@@ -58,7 +58,7 @@ from .layers import (
 
 Array = NDArray
 Parameters = Mapping[str, Array | Stored]
-"""{parameter: array}; arrays may be still in their file (`Checkpoint.unread()`)."""
+"""{parameter: array}; arrays may be read on demand (`Checkpoint.unread()`)."""
 Tap = Callable[[str, Array], Array | None]
 """Called with the name and value of a point; a returned array replaces the value."""
 
@@ -95,8 +95,8 @@ class Cache:
 class Weights(MutableMapping[str, Array]):
     """The parameters in the reference's precision, read and converted when a layer needs them.
 
-    So the reference takes the memory of a single matrix, instead of a second model of twice the size. The smallest
-    arrays, up to `KEPT` bytes together, stay in memory: small models are read once.
+    The reference so needs the memory of a single matrix, not of a second model of twice the size. The smallest arrays,
+    up to `KEPT` bytes together, stay in memory: small models are read once.
     """
 
     def __init__(self, stored: Parameters, dtype: np.dtype[Any]) -> None:

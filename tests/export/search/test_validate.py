@@ -147,7 +147,7 @@ def test_mistakes_are_found(edit, said, tmp_path):
     ("runtime", "message"),
     [
         ("evaluator", "is one file; evaluator needs the folder of an exported model"),
-        ("onnxruntime:cpu:none", "is one file: choose its provider alone"),
+        ("onnxruntime:cpu:none", "is one file: give only its provider"),
     ],
 )
 def test_refused(runtime, message, tmp_path, capsys):

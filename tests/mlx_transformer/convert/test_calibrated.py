@@ -216,7 +216,7 @@ def test_a_mean_of_bits_goes_where_it_matters(folder, tmp_path):
         (["--bits", "4.5"], "a mean of 4.5 bits: needs text"),
         (["--mode", "mxfp4", "--method", "search"], "mode mxfp4: only method nearest"),
         (["--bits", "9"], "9"),
-        (["--text", "empty"], "holds 0 lines; give more"),
+        (["--text", "empty"], "has 0 lines; give at least 2"),
         (
             ["--text", "text", "--bits", "2"],
             "the limit is KL 0.2; take more bits, smaller groups or method gptq, or --accept-loss",

@@ -193,7 +193,7 @@ def test_other_weights_are_refused_listing_every_difference(folder):
 
 def test_weights_that_are_no_floats_are_refused(folder):
     rewrite(folder, {name: array.astype(np.int32) for name, array in weights().items()})
-    with pytest.raises(UserError, match="is I32; weights are of a type in BF16, F16, F32, F64"):
+    with pytest.raises(UserError, match="is I32; weights must be BF16, F16, F32, F64"):
         open_checkpoint(folder)
 
 

@@ -217,7 +217,7 @@ def test_a_signal_ends_all_and_saves(tmp_path):
         (["-n", 2, "--", "validate", "x"], "launch runs train, not 'validate'"),
         (["--", "train"], "give either -n, processes on this machine, or --hostfile"),
         (["-n", 0, "--", "train"], "-n 0: give 1 to "),
-        (["-n", 99999, "--", "train"], "processes, four a core"),
+        (["-n", 99999, "--", "train"], "processes (at most four per core)"),
         (["--hostfile", "nowhere", "--", "train"], "nowhere: no such hostfile"),
     ],
 )
