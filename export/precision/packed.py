@@ -197,13 +197,6 @@ REST, SUMS = "rest", "sums_of"
 """Suffix of the rest's name, and prefix of the name of the matrix that sums groups."""
 
 
-def zero_points(packed: Packed) -> NDArray[np.uint8] | None:
-    """Zero points (O, G) with scale * (q - zero) = scale * q + bias; None for short floats, and if a zero point isn't
-    whole or is out of range."""
-    zero = nearest_zeros(packed)
-    return None if zero is None or zero[1] is not None else zero[0]
-
-
 def nearest_zeros(packed: Packed) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None] | None:
     """(zero points (O, G), rest (O, G)) with scale * (q - zero) + rest = scale * q + bias; None for short floats.
 

@@ -378,7 +378,7 @@ def parts_of(op: Op, text: ir.Value, name: str, tokens: Sequence[AddedToken], py
     if python:
         return _as_in_python(op, name, parts, by_id)
     if any(token.single_word for token in tokens):
-        parts = _words_alone(op, name, parts, by_id)
+        parts = _words_alone(op, parts, by_id)
     begins, is_text, text = parts.begins(op), op.Less(parts.ids, 0), parts.text
     for flag, pattern in {"lstrip": f"[{WHITE}]+$", "rstrip": f"^[{WHITE}]+"}.items():
         if not any(getattr(token, flag) for token in tokens):
@@ -389,7 +389,7 @@ def parts_of(op: Op, text: ir.Value, name: str, tokens: Sequence[AddedToken], py
     return Parts(text, parts.ids, parts.first)
 
 
-def _words_alone(op: Op, name: str, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
+def _words_alone(op: Op, parts: Parts, by_id: dict[int, AddedToken]) -> Parts:
     """Turn tokens of `single_word` beside a letter into text, joined with their neighbours."""
     begins, word = parts.begins(op), word_characters()
     ends_word = custom_match(op, parts.text, f"(?s).*[{word}]")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from export.settings import WebSettings
 from mlx_transformer.core.outputs import Kind, claim
@@ -26,6 +26,9 @@ from mlx_transformer.text.tokenizer import Tokenizer
 
 from .assets import TRANSFORMERS, WASM, WEBGPU, find_package, version_of
 from .models import Graph, SiteModel, chat_facts, facts_of, read_models
+
+if TYPE_CHECKING:
+    from export.arguments import WebArguments
 
 SITE = "site.json"
 """Lists the models, the files with their digests, and versions."""
@@ -102,7 +105,7 @@ def write_site(
     *,
     log: Callable[[str], None] = lambda _: None,
     inside: Callable[[Sequence[SiteModel], str], Inside] | None = None,
-    **changes: Any,
+    **changes: Unpack[WebArguments],
 ) -> Path:
     """Write `out`, the folder of a static page that translates or chats with these models.
 

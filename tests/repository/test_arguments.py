@@ -18,7 +18,7 @@ import pytest
 from imports import ROOT
 
 from export import arguments as of_export
-from export.settings import ExportSettings, JudgeSettings, ServeSettings
+from export.settings import ExportSettings, JudgeSettings, ServeSettings, WebSettings
 from mlx_transformer.decoding.options import Options
 from mlx_transformer.generation import arguments as of_verbs
 from mlx_transformer.generation.text_options import AnswerOptions, EmbedOptions
@@ -33,6 +33,7 @@ PAIRS = [
     (of_export.ExportArguments, ExportSettings),
     (of_export.JudgeArguments, JudgeSettings),
     (of_export.ServeArguments, ServeSettings),
+    (of_export.WebArguments, WebSettings),
 ]
 RIGHT = """
 import mlx_transformer as mt

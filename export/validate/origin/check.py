@@ -136,7 +136,7 @@ def _tokens(
     c = checkpoint.config
     if not c.has_decoder:
         return
-    sources, limit = _sources(origin, cases, engines)
+    sources, limit = _sources(origin, cases)
     settings = read_settings(checkpoint.folder, c)
     reference = Reference(c, stored)
     for name, options in origin.searches(limit, settings).items():
@@ -155,7 +155,7 @@ def _tokens(
             yield tokens_of(engine, f"{origin.name}: {name}", judged, outputs, expected, _words)
 
 
-def _sources(origin: Origin, cases: Sequence[Case], engines: Sequence[Engine]) -> tuple[list[list[int]], int]:
+def _sources(origin: Origin, cases: Sequence[Case]) -> tuple[list[list[int]], int]:
     """Return (sources of searches in the original's ids, most tokens of an output)."""
     sources, limit = sources_of(cases, origin.config)
     return [origin.fitted_row(row) for row in sources], limit
@@ -232,7 +232,7 @@ def _kernels(origin: Origin, engines: Sequence[Engine], cases: Sequence[Case]) -
     yield f"integer kernel of ONNX Runtime here: {integer_kernel() if cut else EXACT}"
     if not isinstance(origin, Marian) or not origin.has_integers:
         return
-    sources, limit = _sources(origin, cases, engines)
+    sources, limit = _sources(origin, cases)
     exact, theirs = (origin.with_arithmetic(kind) for kind in (EXACT, "saturating"))
     options = Options(max_new_tokens=limit)
     pairs = zip(exact.search(sources, "", options), theirs.search(sources, "", options), strict=True)

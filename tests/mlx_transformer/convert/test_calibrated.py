@@ -10,7 +10,7 @@ import pytest
 from small_models import DECODER, write_text_model
 
 from export import OnnxTransformer, export_onnx
-from export.precision.packed import zero_points
+from export.precision.packed import nearest_zeros
 from export.validate import compare
 from mlx_transformer import Transformer
 from mlx_transformer.cli import main
@@ -25,6 +25,12 @@ from mlx_transformer.nn.quantize import quantized
 
 WIDE = {"d_model": 64, "d_ff": 128}
 LINES = [f"{a} {b} {c}." for a in ("one", "two", "three") for b in ("four", "five") for c in ("six", "größer")]
+
+
+def zero_points(packed):
+    """Whole zero points (O, G); None if a group has none."""
+    zeros, rest = nearest_zeros(packed)
+    return zeros if rest is None else None
 
 
 @pytest.fixture(scope="module")
