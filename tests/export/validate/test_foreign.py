@@ -72,7 +72,7 @@ def test_names_are_mapped_and_unknown_ones_told(tmp_path: Path) -> None:
     ).equal
     with pytest.raises(UserError, match="has no input or output 'nothing'"):
         compare(checkpoint, file, ["onnxruntime"], names={"logits": "nothing"})
-    with pytest.raises(UserError, match=r"input 'src' is none of input_ids, .*attention_mask"):
+    with pytest.raises(UserError, match=r"input 'src' is not one of input_ids, .*attention_mask"):
         compare(checkpoint, file, ["onnxruntime"])
     options = dict(runtimes=["onnxruntime"], threads=1)
     assert validate_command(checkpoint, file, names="input_ids=src", **options) == 0
