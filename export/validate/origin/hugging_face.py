@@ -236,6 +236,7 @@ class MlxLm(Origin):
             except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:
                 raise UserError(f"{folder}: mlx-lm can't run it ({one_line(str(error))[:200]})") from error
             if "quantization" in self.values:
+                self.model.set_dtype(self.mx.float32)  # else scale * integer + bias is rounded to the scales' 16 bits
                 self.model = utils.dequantize_model(self.model)
             self.model.set_dtype(self.mx.float64)
 
