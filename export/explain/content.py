@@ -1,5 +1,5 @@
-"""Everything that a page shows about one sentence, as JSON, for one model or two side by side. Arrays are base64 text,
-with as many bits per number as fit into the page.
+"""The data of a page about a sentence, as JSON, for a model or two models side by side. Arrays are base64 text, with as
+many bits per number as fit into the page.
 
 pieces      texts of tokens by position: of the source, of the written tokens, and of the tokens read by the decoder
 sides       {"source" and "target": token numbers read by a stack, by position}
@@ -71,8 +71,8 @@ SPECIAL = {"<s>": "start", "</s>": "end", "<pad>": "padding", "<unk>": "unknown"
 
 
 def token_text(tokenizer: Tokenizer, id: int) -> str:
-    """A token as people read it, never raw bytes. An id beyond the tokenizer's, as published models may have, is
-    "#id"."""
+    """A token as people read it, never raw bytes. An id beyond the tokenizer's becomes "#id", e.g. of padding rows in
+    published models."""
     if id >= tokenizer.vocab_size:
         return f"#{id}"
     if id in tokenizer.special_ids:
@@ -157,7 +157,7 @@ def _facts(config: TransformerConfig) -> str:
 
 
 def _labels(models: Sequence[Opened]) -> list[str]:
-    """What runs each model, with folder names if those differ."""
+    """The runtime of each model, with folder names if these differ."""
     labels = [model.label for model in models]
     names = [model.folder.resolve().name for model in models]
     return [f"{name}: {label}" for name, label in zip(names, labels, strict=True)] if len(set(names)) > 1 else labels

@@ -25,12 +25,12 @@ class Role(Enum):
 
 
 ROLE, FULL_PRECISION = "role", "full precision"
-"""Keys of `meta`: a parameter's Role, and the mark of a node that stays float32 in any precision."""
+"""Keys of `meta`: a parameter's Role; and marks a node that stays float32 in any precision."""
 FEW_ROWS = "few rows"
-"""Key of `meta`: the mark of a matrix that is multiplied with the wanted rows of a batch alone."""
+"""Key of `meta`: marks a matrix that is multiplied only with the wanted rows of a batch."""
 ROWS_OF, IS_BIAS = "rows of", "is a bias"
-"""Keys of `meta` (`rows.py`): for chosen rows of a classifier, the parameter (V, D) they come from; and the mark of the
-bias added to their product."""
+"""Keys of `meta` (`rows.py`): for chosen rows of a classifier, their parameter (V, D); and marks the bias added to the
+product with them."""
 
 
 def extent(x: ir.Value, axis: int) -> int:

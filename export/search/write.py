@@ -1,12 +1,12 @@
-"""Write a checkpoint as one ONNX file: encoder, decoder and search, and the tokenizer if wanted.
+"""Write a checkpoint as a single ONNX file: encoder, decoder and search, and optionally the tokenizer.
 
 The file's metadata records the plan of the export (`record`), and `recorded_plan` reads it back.
 
-Where weights are stored matters for speed and memory (`move_inside`). ONNX Runtime packs a product's weights when it
-loads a graph. For a loop within a loop, or a branch in it, it packs only constants of that inner graph; other products
-take up to twice the time. But it copies an inner graph's initializers with the node that holds the graph, once per
-level, and keeps the copies as long as the session. So matrices are stored in the outermost graph, and the inner graph
-gets a Transpose or a Reshape of each, which runtimes fold into a constant of that graph.
+The place of weights matters for speed and memory (`move_inside`). ONNX Runtime packs a product's weights when it loads
+a graph. In a loop within a loop, or a branch in it, it packs only constants of that inner graph; other products take up
+to twice the time. But it copies an inner graph's initializers once per level, and keeps the copies as long as the
+session. So matrices are stored in the outermost graph, and the inner graph gets a Transpose or a Reshape of each, which
+runtimes fold into a constant of that graph.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 
 def move_inside(model: ir.Model, name: str) -> None:
-    """Give the inner graph `name` its own constants. All of them must have values by now."""
+    """Give the inner graph `name` its own constants, which must have values."""
     (inner,) = (graph for graph in model.graph.subgraphs() if graph.name == name)
     for node in [node for node in model.graph if node.op_type == "Transpose"]:
         if node.inputs[0] in model.graph.initializers.values() and _graphs(node.outputs[0]) == {inner}:
@@ -113,7 +113,7 @@ def _read_through_reshape(graph: ir.Graph, value: ir.Value, readers: list[ir.Nod
 
 
 def settings_beside(plan: Plan, stem: str, text: bool = False) -> tuple[Settings, dict[str, Path]]:
-    """Return the generation settings for a file with this stem, and {name: source} of the shortlist to put beside it.
+    """(generation settings for a file with this stem, {name: source} of the shortlist to put beside it)
 
     text: the file takes text; such a file has no shortlist.
     """
@@ -187,10 +187,10 @@ def export_search(
     watch: Progress = no_progress,
     **changes: Unpack[ExportArguments],
 ) -> Path:
-    """Write `out`, one ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
+    """Write `out`, a single ONNX file that takes source ids (with `text`: strings) and returns the n best translations.
 
-    Of a decoder the file takes ids of prompts and returns their continuations.
-    From a text encoder, with `text`, the file takes strings and returns their vectors, using ONNX Runtime's operators.
+    A decoder's file takes ids of prompts and returns their continuations. A text encoder's file, with `text`, takes
+    strings and returns their vectors, using ONNX Runtime's operators.
 
     `settings` and `changes` are as in `export_onnx`, but a file can't have several precisions, or vectors as input.
 
@@ -240,7 +240,7 @@ def export_search(
 
 
 def one_file_graph(plan: Plan, generation: Settings, text: bool) -> ir.Model:
-    """Build the graph, of a search or from text to vectors, without values for its weights.
+    """Build the graph (a search, or from text to vectors) without values for its weights.
 
     generation: from `settings_beside`.
     """

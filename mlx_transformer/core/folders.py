@@ -155,7 +155,7 @@ class Place:
 
     @property
     def is_importable(self) -> bool:
-        """Whether `import` makes a checkpoint of it."""
+        """Whether `import` can make a checkpoint from it."""
         return self.what in ("a published model", "a published adapter", "a GGUF model")
 
     def error(self, needed: str) -> UserError:
@@ -200,7 +200,7 @@ class Place:
 
 
 def _is_of_model(place: Place) -> bool:
-    """Whether there are weights and a config.json, which is a model's or damaged."""
+    """Whether there are weights and a config.json that is a model's, or damaged."""
     known = place.config is None or not CONFIG_KEYS.isdisjoint(place.config)
     return place.holds(CONFIG) and known and place.matches(*WEIGHT_FILES)
 
@@ -255,7 +255,7 @@ SAVED = f"checkpoints/step-*/{MANIFEST}"
 
 
 def begins_as_gguf(file: Path) -> bool:
-    """Whether a file is GGUF, whatever its name: programs that run such models keep them under names of their own."""
+    """Whether a file is GGUF, by its first bytes: some programs store such models under other names."""
     with suppress(OSError), open(file, "rb") as opened:
         return opened.read(4) == b"GGUF"
     return False

@@ -1,6 +1,6 @@
 """Text in, text out, around any search: splits overlong lines, keeps empty lines, and tokenizes.
 
-lines -> pieces that fit the model -> ids -> search -> text -> one translation a line, in order
+lines -> pieces that fit the model -> ids -> search -> text -> a translation per line, in order
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .text_options import Overlong
 USES = {"encoder-decoder": "translate", "decoder": "generate", "encoder": "fill"}
 """The command for each architecture."""
 HEAD_USES = {"classes": "classify", "token-classes": "tag", "spans": "answer", "hidden": "embed", "pooled": "embed"}
-"""The command for an encoder whose head doesn't give logits of words, by the head's kind."""
+"""{kind of an encoder's head without logits of words: its command}"""
 
 _SENTENCE_END = re.compile(r"[.!?…。!?]['\")\]»”’]*(?=\s)|[。!?]")
 _SPACE = re.compile(r"\s+")
@@ -30,13 +30,12 @@ _SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of a line. Its score is that of the `Hypothesis`, summed over the pieces of a line that was
-    split."""
+    """A translation of a line. score: the hypothesis' score, summed over the pieces of a split line."""
 
     text: str
     score: float
     alignment: Alignment | None = None
-    """Which source word each target word comes from, if asked for."""
+    """Links between source and target words, if asked for."""
 
 
 class Translator:
@@ -236,7 +235,7 @@ def fitting_tokenizer(
     if words and (own := HEAD_USES.get(config.head.kind)) is not None:
         raise UserError(f"{where}: {what} needs logits of words; its head is of kind {config.head.kind!r}, for {own}")
     if tokenizer is None:
-        raise UserError(f"{where}: has no tokenizer.json, so it takes ids alone: put the tokenizer in its folder")
+        raise UserError(f"{where}: has no tokenizer.json, so it takes only ids: put the tokenizer into its folder")
     tokenizer.check_fits(config, where)
     return tokenizer
 

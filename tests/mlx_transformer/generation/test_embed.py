@@ -160,7 +160,7 @@ def test_a_model_that_says_nothing_of_vectors(tmp_path):
         model.embed("one")
     assert model.embed("one", pooling="mean").shape == (32,)
     model.tokenizer = None
-    with pytest.raises(UserError, match=r"has no tokenizer\.json, so it takes ids alone"):
+    with pytest.raises(UserError, match=r"has no tokenizer\.json, so it takes only ids"):
         model.embed("one", pooling="mean")
 
 
