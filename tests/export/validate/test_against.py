@@ -189,4 +189,37 @@ def test_mlx_lm_runs_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         hugging_face.MlxLm(checkpoint, config)
 
 
+def test_mlx_lm_dequantises_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX dequantises to the type of the scales, and float16 would round scale * integer + bias."""
+    linear = mx.random.normal((4, 64), key=mx.random.key(1)).astype(mx.float16)
+    stored = mx.quantize(linear, 32, 4)
+    exact = mx.dequantize(stored[0], *(part.astype(mx.float32) for part in stored[1:]), group_size=32, bits=4)
+
+    class Theirs:
+        weights: Any = stored
+
+        def set_dtype(self, dtype: Any) -> None:
+            self.weights = tuple(x.astype(dtype) if mx.issubdtype(x.dtype, mx.floating) else x for x in self.weights)
+
+        def __call__(self, ids: Any) -> Any:
+            return mx.zeros((1, 1, 4))
+
+    def dequantize_model(model: Theirs) -> Theirs:
+        model.weights = [mx.dequantize(*model.weights, group_size=32, bits=4)]
+        return model
+
+    modules = {
+        "mlx.core": mx,
+        "mlx_lm.utils": SimpleNamespace(
+            load_model=lambda folder: (Theirs(), {"quantization": {}}), dequantize_model=dequantize_model
+        ),
+        "mlx_lm.models.cache": SimpleNamespace(make_prompt_cache=lambda model: []),
+    }
+    monkeypatch.setattr(hugging_face, "find_spec", lambda name: True)
+    monkeypatch.setattr(hugging_face, "import_module", modules.__getitem__)
+    [weight] = hugging_face.MlxLm(tmp_path, alone("paper", "decoder")).model.weights
+    with mx.stream(mx.cpu):
+        assert np.array_equal(np.array(weight), np.array(exact.astype(mx.float64)))
+
+
 WINDOW = {"sliding_window": 3, "hidden_act": "silu"}
