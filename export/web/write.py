@@ -58,7 +58,7 @@ def site_files(folder: Path, verify: bool = True) -> dict[str, str]:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / SITE}: damaged ({error!r}); write the site again") from error
     if version != FORMAT:
-        raise UserError(f"{folder / SITE}: unknown format {version!r}; this version reads format {FORMAT}")
+        raise UserError(f"{folder / SITE}: format {version!r} is not known to this version (it reads format {FORMAT})")
     for path, (digest, size) in files.items():
         file = folder / path
         if not file.resolve().is_relative_to(folder.resolve()):

@@ -100,8 +100,8 @@ def test_settings_of_models_are_refused(site, tmp_path, capsys):
         (["--web", site, "--max-wait-ms", "3"], "--max-wait-ms 3.0 is a setting of models"),
         (["--web", site, "--api-key-file", "keys"], "is a setting of models"),
         (["--web", tmp_path], "is no site"),
-        ([site, "--web", site], "give one of them"),
-        ([], "give one of them"),
+        ([site, "--web", site], "give one of the two"),
+        ([], "give one of the two"),
     ):
         assert main(["serve", *map(str, arguments)]) == 2
         assert message in capsys.readouterr().err
