@@ -64,9 +64,12 @@ class MlxEngine(ModelEngine):
             raise UserError(f"mlx:{device}:{precision}: the weights of a quantised checkpoint are judged in float32")
         self.checkpoint, self._model = checkpoint, None
         self._wide = set[str]()
-        if device == "cpu":  # MLX's kernels for affine integers add term by term; those for short floats add in groups
+        # Its means add term by term, and so do its kernels for affine integers; those for short floats add in groups.
+        if device == "cpu":
             schemes = checkpoint.quantization.items()
-            self.single_sums = frozenset(name for name, each in schemes if each.affine and each.runs_in_mlx)
+            integers = {name for name, each in schemes if each.affine and each.runs_in_mlx}
+            norms = {name for name in parameter_shapes(checkpoint.config) if name.endswith("norm.weight")}
+            self.single_sums = frozenset(integers | norms)
         self._rounds_once = device == "gpu" and bool(checkpoint.quantization)
         if not self._is_large:
             self._load()

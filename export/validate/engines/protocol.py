@@ -136,7 +136,8 @@ class Engine:
     sums_in_16_bits = False
     """Whether this CPU saturates sums of two byte products to 16 bits while some sums of this model need more."""
     single_sums: frozenset[str] = frozenset()
-    """The matrices whose products it sums term by term in a single accumulator, which rounds more than a BLAS does."""
+    """The weights of matrices and norms whose sums it adds term by term in a single accumulator, which rounds more than
+    the sums of a BLAS, or NumPy's in pairs."""
     retrieval = ""
     """How the precision changes a text's nearest neighbours, as measured by the export; empty if not measured."""
     capabilities = Capabilities()

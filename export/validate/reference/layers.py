@@ -70,12 +70,17 @@ def softmax(x: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float) -> Array:
+def mean(x: Array) -> Array:
+    """The mean over the last axis, which stays with length 1."""
+    return np.mean(x, axis=-1, keepdims=True)
+
+
+def norm(x: Array, gamma: Array, beta: Array | None, epsilon: float, mean: Callable[[Array], Array] = mean) -> Array:
     """Compute LayerNorm (Ba et al. 2016; biased variance); without beta RMSNorm (Zhang and Sennrich 2019)."""
     if beta is None:
-        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * gamma
-    centred = x - np.mean(x, axis=-1, keepdims=True)
-    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+        return x / np.sqrt(mean(x * x) + epsilon) * gamma
+    centred = x - mean(x)
+    variance = mean(centred * centred)
     return centred / np.sqrt(variance + epsilon) * gamma + beta
 
 

@@ -43,6 +43,7 @@ from .layers import (
     bucket,
     checked_ids,
     checked_source,
+    mean,
     merge_heads,
     norm,
     position_ids,
@@ -380,7 +381,7 @@ class Reference:
         place = c.query_key_norm_place if c.query_key_norm else None
 
         def normed(y: Array) -> Array:
-            return observe(f"{kind}_norm", norm(y, self.weights[f"{name}_norm.weight"], None, c.norm_epsilon))
+            return observe(f"{kind}_norm", self._normalised(f"{name}_norm", y, rms=True))
 
         y = observe(f"{kind}_proj", self._linear(f"{name}_proj", x))
         y = split_heads(normed(y) if place == "width" else y, heads)
@@ -446,9 +447,16 @@ class Reference:
         return observe(f"{name}_norm", self._norm(f"{name}_norm", x))
 
     def _norm(self, name: str, x: Array) -> Array:
+        return self._normalised(name, x, rms=self.config.norm == "rmsnorm")
+
+    def _normalised(self, name: str, x: Array, rms: bool) -> Array:
         gamma = self.weights[f"{name}.weight"]
-        beta = None if self.config.norm == "rmsnorm" else self.weights.get(f"{name}.bias", np.zeros_like(gamma))
-        return norm(x, gamma, beta, self.config.norm_epsilon)
+        beta = None if rms else self.weights.get(f"{name}.bias", np.zeros_like(gamma))
+        return norm(x, gamma, beta, self.config.norm_epsilon, self._mean_of(name))
+
+    def _mean_of(self, name: str) -> Callable[[Array], Array]:
+        """The mean that this norm computes; `Reordered` sums in another order."""
+        return mean
 
     def final_norm(self, stack: str, x: Array, tap: Tap | None) -> Array:
         if self.config.norm_placement == "post":
