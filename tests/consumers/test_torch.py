@@ -41,7 +41,7 @@ def validated(folder: Path, layout: str) -> tuple[int, dict]:
     """Exit status and report."""
     path, options = LAYOUTS[layout]
     given = ["validate", str(folder / "checkpoint"), str(folder / path), "--runtimes", "onnxruntime", "--threads", "1"]
-    status = main([*given, "--json", str(folder / "report.json"), *options])
+    status = main([*given, "--json", str(folder / "report.json"), "--force", *options])
     return status, json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
