@@ -31,14 +31,18 @@ def thin(items: list[pytest.Item]) -> None:
 
 
 def keep_fast(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a test with `fast(*ids)`, mark all slow but those with these ids."""
+    """Of the cases of a test with `fast(*ids)`, mark all slow but those with these ids.
+
+    Where all tests have a GPU's choices, the case gpu-ID is own-ID.
+    """
     named, there = set[tuple[str, str]](), set[tuple[str, str]]()
     for item in items:
         if (fast := item.get_closest_marker("fast")) is not None:
             test, _, case = item.nodeid.removesuffix("]").partition("[")
             there.add((test, case))
-            named |= {(test, each) for each in fast.args}
-            if case not in fast.args:
+            ids = {each if "gpu" in DEVICE_CHOICES else each.replace("gpu-", "own-", 1) for each in fast.args}
+            named |= {(test, each) for each in ids}
+            if case not in ids:
                 for mark in SLOW:
                     item.add_marker(mark)
     if named - there and not any("::" in argument for argument in config.args):
