@@ -141,7 +141,7 @@ test-lowest: $(LOWEST_VENV)/.installed
 $(LOWEST_VENV)/.installed: pyproject.toml constraints-lowest.txt | $(VENV)/.installed
 	@$(BIN)/python -m venv --clear $(LOWEST_VENV)
 	@$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints-lowest.txt \
-	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx
+	  -e '.[train,export,serve,data]' pytest pytest-xdist hypothesis httpx babel sentencepiece
 	@touch $@
 
 # .arm64 keeps a small Debian for arm64 and its wheels: 0.6 GB. ARGS="-k blas" chooses among the tests.

@@ -35,7 +35,7 @@ from mlx_transformer.families.conversion import as_checkpoint, folder_of
 from mlx_transformer.generation.likelihood import Divergence, divergence
 from mlx_transformer.generation.settings import files_with_weights, read_settings
 from mlx_transformer.nn import Transformer as Network
-from mlx_transformer.nn.quantize import check_runs, quantization_of, quantized, use_quantized_layers
+from mlx_transformer.nn.quantize import as_mlx, check_runs, quantization_of, quantized, use_quantized_layers
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import Output, Target
 from mlx_transformer.system.errors import UserError
@@ -350,4 +350,4 @@ def put_integers(model: Network, rounded: Mapping[str, Packed]) -> None:
     modules: dict[str, Any] = dict(model.named_modules())
     for name, packed in rounded.items():
         for part, array in packed.tensors(".weight").items():
-            modules[name.removesuffix(".weight")][part.removeprefix(".")] = mx.array(array)
+            modules[name.removesuffix(".weight")][part.removeprefix(".")] = as_mlx(array)

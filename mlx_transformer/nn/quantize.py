@@ -174,6 +174,13 @@ def as_numpy(array: mx.array) -> NDArray:
     return np.array(array.view(mx.uint16)).view(number_type("bfloat16"))
 
 
+def as_mlx(array: NDArray) -> mx.array:
+    """The same numbers in MLX, which takes ml_dtypes' bfloat16 by itself only in newer versions."""
+    if array.dtype.name != "bfloat16":
+        return mx.array(array)
+    return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+
+
 def recast(layer: nn.Module, kind: type[nn.Module]) -> Any:
     """A layer of class `kind` with this layer's parameters and modules, training mode and frozen parameters."""
     other = kind.__new__(kind)

@@ -40,7 +40,7 @@ from mlx_transformer.nn.attention import Attention, MakeAttention
 from mlx_transformer.nn.cache import check_cache
 from mlx_transformer.nn.lora import delta_of, keep_adapter
 from mlx_transformer.nn.parameters import named_parameters
-from mlx_transformer.nn.quantize import quantization_of, use_quantized_layers
+from mlx_transformer.nn.quantize import as_mlx, quantization_of, use_quantized_layers
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 
@@ -202,7 +202,7 @@ class Transformer(nn.Transformer, TextVerbs):
 
 def _converted(name: str, array: Any, config: TransformerConfig, precision: FloatName | None) -> mx.array:
     """A stored array in MLX, computed at once, so that no other copy stays in memory."""
-    converted = mx.array(np.asarray(array))
+    converted = as_mlx(np.asarray(array))
     if mx.issubdtype(converted.dtype, mx.floating):
         kind = str(converted.dtype).removeprefix("mlx.core.") if precision is None else precision
         wide = stays_wide(name, kind, config) and (converted.dtype == mx.float32 or not is_of_norm(name))

@@ -34,6 +34,7 @@ from mlx_transformer.data.labelled import Labelled
 from mlx_transformer.generation.settings import CHAT_TEMPLATES, SPECIAL_TOKENS, read_settings
 from mlx_transformer.nn.checkpointing import checkpoint_layers
 from mlx_transformer.nn.lora import add_adapter
+from mlx_transformer.nn.quantize import as_mlx
 from mlx_transformer.runtime.transformer import Transformer
 from mlx_transformer.system.durable import previous
 from mlx_transformer.system.errors import UserError
@@ -150,7 +151,7 @@ class Start:
             if self.checkpoint is not None:
                 base = open_checkpoint(self.checkpoint)
                 weights = [(name, array) for name, array in base.tensors() if self._goes_on(name, array.shape, base)]
-                arrays: Any = tree_unflatten([(name, mx.array(array).astype(mx.float32)) for name, array in weights])
+                arrays: Any = tree_unflatten([(name, as_mlx(array).astype(mx.float32)) for name, array in weights])
                 model.update(arrays)
         model.tokenizer, model.text_embedding = self.tokenizer, self.embedding
         mx.eval(model.parameters())

@@ -28,7 +28,7 @@ from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.generation.settings import files_with_weights, named_files, read_settings, settings_text
 from mlx_transformer.nn import Transformer
 from mlx_transformer.nn.parameters import named_arrays
-from mlx_transformer.nn.quantize import as_numpy, quantization_of
+from mlx_transformer.nn.quantize import as_mlx, as_numpy, quantization_of
 from mlx_transformer.system.durable import Target
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.manifest import CARD
@@ -84,7 +84,7 @@ class Weights:
 
     def restore(self, folder: Path) -> None:
         """Continue with the trained arrays of a checkpoint of the run."""
-        arrays: Any = tree_unflatten([(name, mx.array(array)) for name, array in self.read(folder).items()])
+        arrays: Any = tree_unflatten([(name, as_mlx(array)) for name, array in self.read(folder).items()])
         self.model.update(arrays)
 
     def save(self, folder: Path, tokenizer_json: str) -> None:
