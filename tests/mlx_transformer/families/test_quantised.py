@@ -85,7 +85,7 @@ def test_integers_stay(name, tmp_path):
         ({"quantization": {**ENTRY, "bits": 7}}, "config.json: quantization: bits=7"),
         ({"quantization": {**ENTRY, "model.shared": {"group_size": 32, "bits": 8}}}, "model.shared.weight is"),
         ({"quantization": ENTRY, "quantize_activations": True}, "activations are rounded too"),
-        ({}, "model.shared.weight is of uint32"),
+        ({}, "model.shared.weight has type uint32"),
     ],
 )
 def test_what_is_no_folder_of_mlx_lm(entry, said, tmp_path):
