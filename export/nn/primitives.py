@@ -21,7 +21,7 @@ from .marks import FULL_PRECISION, ROLE, Role
 
 Op = Any
 """The builder's dispatcher: `op.MatMul(x, w)` adds a node. Every `forward` takes it first."""
-END = 2**63 - 1
+END = 1 << 62
 """The end of a Slice up to the last element."""
 
 
