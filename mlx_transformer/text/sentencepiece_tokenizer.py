@@ -300,7 +300,7 @@ def with_mark(specification: Mapping[str, Any], scheme: str) -> dict[str, Any]:
 
 
 class ExactText:
-    """Encodes text by a `tokenizer_json` as SentencePiece does; the file's components alone differ in a few texts."""
+    """Encodes text exactly as SentencePiece; the components of a `tokenizer_json` differ in a few texts."""
 
     def __init__(self, specification: dict[str, Any]) -> None:
         """specification: the parsed file, which `tokenizers` must have read without an error."""

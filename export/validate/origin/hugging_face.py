@@ -80,7 +80,7 @@ class HuggingFace(Origin):
         if kind is None:
             raise UserError(f"{self.folder}: transformers {t.__version__} has no class {name}")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        # Version 5 would round what is stored to the type in config.json; its word for it is newer than version 4.
+        # Version 5 would round stored weights to the type in config.json; its word for it is newer than version 4.
         wide = {"torch_dtype" if t.__version__.startswith("4.") else "dtype": self.torch.float64}
         try:
             model, report = kind.from_pretrained(
@@ -111,7 +111,7 @@ class HuggingFace(Origin):
         return self._exact(model.double().eval())
 
     def _exact(self, model: Any) -> Any:
-        """Make again what a decoder has in float32 since it was built: rotary frequencies, a factor of embeddings."""
+        """Compute a decoder's float32 buffers again: rotary frequencies, a factor of embeddings."""
         if self.config.architecture != "decoder":
             return model
         for name, module in list(model.named_modules()):

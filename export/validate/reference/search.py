@@ -248,7 +248,7 @@ def _step(reference: Reference, rows: list[list[int]], cache: Cache) -> tuple[Ca
 
 
 def _changes(c: TransformerConfig) -> list[int]:
-    """Return the lengths of the longest texts with longrope's short frequencies, in a decoder alone, longest first."""
+    """The most tokens of a text with longrope's short frequencies, longest first; [] for other models."""
     scalings = [layer.rotary_scaling for layer in c.layers("decoder")]
     return sorted({int(s["length"]) for s in scalings if s.get("kind") == "longrope"}, reverse=True)
 
