@@ -11,7 +11,7 @@ B batch, S source length, T target length (a model with a single stack has only 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,16 +196,22 @@ class Extras:
 TAPS_ALONE = Extras()
 
 
-def reference_outputs(reference: Reference, case: Case, extras: Extras) -> dict[str, Array]:
-    """Return every tap of an input, then the outputs `cross_attention` and `TEXT_OUTPUTS` if graphs have them."""
+def reference_outputs(
+    reference: Reference, case: Case, extras: Extras, changed: Callable[[str, Array], Array] = lambda name, value: value
+) -> dict[str, Array]:
+    """Return every tap of an input, then the outputs `cross_attention` and `TEXT_OUTPUTS` if graphs have them.
+
+    changed: gives the value of a tap to return and to go on with, by its name and value.
+    """
     taps: dict[str, Array] = {}
     names = {*tap_names(reference.config)}
     if extras.layer is not None:
         names.add(weights_name(extras.layer))
 
-    def keep(name: str, value: Array) -> None:
+    def keep(name: str, value: Array) -> Array:
         if name in names:
-            taps[name] = value
+            taps[name] = value = changed(name, value)
+        return value
 
     reference_logits(reference, case, keep)
     if extras.layer is not None:

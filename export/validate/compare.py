@@ -449,7 +449,9 @@ def _against(
     samples = [sample for _, sample in sorted(found, key=lambda pair: (pair[0], _order(pair[1].path)))]
     limits = {engine.name: largest_error(engine, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
-    points = judged_points(samples, SecondLook(c, weights, extras))
+    look = SecondLook(c, weights, extras)
+    # Fixed scales are a network of their own, and `on_its_integers` takes the runtime's rounding into its reference.
+    points = judged_points(samples, look, in_proportion=look.in_proportion if fixed is None else lambda sample: None)
     tokens = list(agreement.judged(limits))
     if generation is not None:
         watch(TEACHER_FORCED, "free decoding")

@@ -221,6 +221,8 @@ class Measurement:
     share: float
     """The share of the budget used up; over budget above 1."""
     deviation: Deviation
+    in_proportion: Deviation | None = None
+    """What the deviation would be in a network linear in a lower precision's errors, if this is why it passed."""
 
     @classmethod
     def of(cls, deviation: Deviation, scale: ErrorScale, pool: ErrorScale, budget: Budget) -> Measurement:

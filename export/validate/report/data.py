@@ -97,7 +97,14 @@ class ReportData:
         fewer = []
         if self.share < 1:
             fewer = [f"a large model: {self.share:.0%} of the usual rows, sentences and tokens (--thorough: all)"]
-        return logits_only + search_only + fused + exported + fewer + self._notes_on_files()
+        linear = [
+            f"{p.runtime}: {p.tap} ({p.path}, {p.case}) is at {p.worst.share:.3g} of its budget, as its network isn't "
+            f"linear there: of the runtime's own errors, scaled to float32's, come {p.worst.in_proportion.max:.3g} at "
+            f"most, in place of {p.worst.deviation.max:.3g}"
+            for p in self.points
+            if p.worst.in_proportion is not None
+        ]
+        return logits_only + search_only + fused + exported + fewer + linear + self._notes_on_files()
 
     def _notes_on_files(self) -> list[str]:
         if self.files is None:

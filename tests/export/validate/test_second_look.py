@@ -10,17 +10,19 @@ import pytest
 from random_models import random_weights
 
 from export import export_onnx
-from export.validate import compare, compare_engines
-from export.validate.cases import Case, Extras, grid
-from export.validate.checks.judging import DRAWS, Reordered, SecondLook
+from export.validate import Report, compare, compare_engines
+from export.validate.cases import Case, Extras, grid, reference_taps
+from export.validate.checks.judging import DRAWS, Reordered, Sample, SecondLook
 from export.validate.engines.mlx_engine import MlxEngine
 from export.validate.engines.protocol import Capabilities, Engine
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.reference import Reference
-from export.validate.rule import ErrorScale, Truth
+from export.validate.findings import PLAIN, TAPPED
+from export.validate.reference import Parameters, Reference
+from export.validate.rule import Deviation, ErrorScale, Truth
 from mlx_transformer.convert.quantize import quantize_checkpoint
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
 from mlx_transformer.core.config import TransformerConfig
+from mlx_transformer.core.parameters import parameter_shapes
 from mlx_transformer.core.quantization import Scheme
 from mlx_transformer.nn.norms import RMSNorm
 
@@ -198,3 +200,114 @@ def test_norms_of_single_numbers_near_zero_blame_nobody(seed: int, tmp_path: Pat
     exported = export_onnx(tmp_path / "model", tmp_path / "onnx")
     report = compare(tmp_path / "model", exported, ["onnxruntime"], 1, threads=1, searches=False)
     assert report.equal, report.failures()
+
+
+TURNING = TransformerConfig(
+    architecture="decoder", vocab_size=60, d_model=64, heads=2, d_ff=64, encoder_layers=0, decoder_layers=2,
+    max_positions=40, norm="rmsnorm", norm_placement="pre", tie_embeddings="none", scale_embeddings=False, gated=True,
+    activation="relu", positions="rotary", attention_bias=False, feed_forward_bias=False,
+)  # fmt: skip
+MASSIVE = 17478.0
+KINDS = ("gate", "up", "down")
+
+
+def massive_weights(v: float = 0.05) -> dict[str, np.ndarray]:
+    """Layer 0 writes M = 17,478 into channel 0 of every token: M / v times the small component v of its embedding along
+    a random direction, so that int8's rounding is a fifth of it. Layer 1 adds M^2 / x - 2 M to it, so that of x = M + e
+    remains e^2 / x: the large value cancels, and so does its error, but only to first order."""
+    rng, D = np.random.default_rng(0), TURNING.d_model
+    weights = {name: np.full(s, float(len(s) == 1)) for name, s in parameter_shapes(TURNING).items()}
+    direction, rows = np.zeros(D), np.zeros((TURNING.vocab_size, D))
+    used = [i for i in range(2, 62) if i != 40]
+    direction[used], rows[:, used] = rng.standard_normal(len(used)), rng.standard_normal((len(rows), len(used)))
+    direction /= np.linalg.norm(direction)
+    rows -= np.outer(rows @ direction, direction)
+    rows *= np.sqrt(D - 8 - v * v) / np.linalg.norm(rows, axis=1, keepdims=True)  # the norm divides by 1
+    rows += v * direction
+    rows[:, [40, 62]] = 2
+    first, second = ([f"decoder.layers.{i}.feed_forward.{kind}_proj.weight" for kind in KINDS] for i in (0, 1))
+    weights["target_embedding.weight"] = rows
+    weights["output_proj.weight"] = rng.standard_normal((TURNING.vocab_size, D)) / 8
+    weights[first[0]][0, 62], weights[first[1]][0], weights[first[2]][0, 0] = 1 / 2, direction, MASSIVE / v
+    # After the norm channel 0 is 8 and channel 40 is 16 / x.
+    weights[second[0]][0, 0], weights[second[2]][0, 0] = 1 / 8, MASSIVE
+    weights[second[1]][0, 40], weights[second[1]][0, 0] = MASSIVE / 16, -1 / 4
+    return {name: array.astype(np.float32) for name, array in weights.items()}
+
+
+class InBlocks(Reference):
+    """Products round their activations to int8 in blocks of 32, as ONNX Runtime's MatMulNBits does.
+
+    `wrong`: the product that adds `error` to channel 5 of each row's last token.
+    """
+
+    wrong, error = "", 0.0
+
+    def _product(self, x: np.ndarray, weight: str) -> np.ndarray:
+        blocks = x.reshape(*x.shape[:-1], -1, 32)
+        unit = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+        rounded = np.rint(np.divide(blocks, unit, out=np.zeros_like(blocks), where=unit > 0)) * unit
+        y = super()._product(rounded.reshape(x.shape), weight)
+        if weight == self.wrong:
+            y[:, -1, 5] += self.error
+        return y
+
+
+class PackedEngine(ReferenceEngine):
+    precision = "packed"
+
+    def __init__(self, config: TransformerConfig, weights: Parameters, wrong: str = "", error: float = 0.0) -> None:
+        super().__init__(config, weights)
+        self.model = InBlocks(config, weights, np.float32)
+        self.model.wrong, self.model.error = wrong, error
+
+
+def packed_report(tmp_path: Path, wrong: str = "", error: float = 0.0) -> Report:
+    save_checkpoint(tmp_path / "model", TURNING, massive_weights())
+    checkpoint = open_checkpoint(tmp_path / "model")
+    engine = PackedEngine(checkpoint.config, dict(checkpoint.tensors()), wrong, error)
+    ragged = [case for case in grid(checkpoint.config, 1, longest=12) if case.name.startswith("padding")]
+    return compare_engines(checkpoint, [engine], ragged, searches=False)
+
+
+def test_an_error_too_large_for_float32_to_foretell_blames_nobody(tmp_path: Path) -> None:
+    """A massive activation cancels, and float32's small error with it, but int8's large one doesn't."""
+    report = packed_report(tmp_path)
+    assert report.equal, report.failures()
+    for path in ("tapped", "cached, tapped"):
+        (point,) = (p for p in report.points if p.path == path and p.worst.in_proportion)
+        assert point.tap == "decoder.layers.1"
+        assert point.worst.share > 1.5
+        assert point.worst.deviation.index[-1] == 0
+        assert point.worst.in_proportion is not None
+        assert point.worst.in_proportion.max < 0.3 * point.worst.deviation.max
+    assert sum("its network isn't linear there" in note for note in report.notes) == 2
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_error_of_that_size_elsewhere_is_found(layer: int, tmp_path: Path) -> None:
+    """In layer 0 too, where the massive activation's own error hides it at first."""
+    innocent = packed_report(tmp_path / "innocent")
+    largest = next(p for p in innocent.points if p.worst.in_proportion).worst.deviation.max
+    report = packed_report(tmp_path, f"decoder.layers.{layer}.feed_forward.down_proj.weight", largest)
+    first = report.first_over_budget("reference")
+    assert first is not None
+    assert (first.tap, first.path) == ("decoder.layers.1", "tapped")
+
+
+def test_in_a_linear_network_an_error_stays_what_it_is(tmp_path: Path) -> None:
+    """What is over budget there stays over it: small errors, scaled up again, are the errors themselves."""
+    config = replace(TURNING, decoder_layers=1)
+    weights = {n: x for n, x in massive_weights().items() if n in parameter_shapes(config)}
+    save_checkpoint(tmp_path / "model", config, weights)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    engine = PackedEngine(checkpoint.config, dict(checkpoint.tensors()))
+    case, look = grid(checkpoint.config, 1)[2], SecondLook(checkpoint.config, checkpoint.unread())
+    tap, exact = "decoder.layers.0", Reference(checkpoint.config, checkpoint.unread())
+    truth = Truth.of(reference_taps(exact, case)[tap], engine.taps(case)[tap], case.source_real)
+    deviation = Deviation.of(engine.taps(case)[tap], truth)
+    for path in (TAPPED, f"cached, {TAPPED}"):
+        linear = look.in_proportion(Sample(engine, path, tap, case, deviation, truth.scale))
+        assert linear is not None
+        assert (linear.rms, linear.max) == pytest.approx((deviation.rms, deviation.max), rel=1e-3)
+    assert look.in_proportion(Sample(engine, PLAIN, "logits", case, deviation, truth.scale)) is None
