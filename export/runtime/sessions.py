@@ -33,7 +33,7 @@ from export.precision.table import ACTIVATIONS
 from mlx_transformer.decoding.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value
-from mlx_transformer.system.machine import side_by_side, usable_cores
+from mlx_transformer.system.machine import free_cores, side_by_side, usable_cores
 
 from .folder import OnnxFolder
 from .unpacking import unpack
@@ -298,6 +298,8 @@ class Opener:
         """verify: compare the files with the folder's manifest."""
         self.folder, self.providers, self.verify = folder, providers, verify
         self.on_cpu = check_providers(providers) == [CPU]
+        self.spins = False
+        """Whether idle threads of a decoder's sessions spin: whether as many cores were free."""
 
     def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
         """The sessions for a search among given ids, (classifier's rows, decoder); None if the folder lacks them."""
@@ -310,6 +312,10 @@ class Opener:
         """Open all graphs: {graph: session}. Raises `UserError` if a file is damaged or can't be loaded."""
         if self.verify:
             self.folder.verify_graphs()
+        # A decoder's operators take 10 to 40 us, less than waking a thread. On two free cores, threads that spin in
+        # between make steps 1.5 times as fast; on busy ones they take the time of those they wait for: steps last 1.7
+        # times as long.
+        self.spins = STEP_CPU in self.folder.graphs and free_cores() >= (threads or usable_cores())
         # All are opened at the same time: opening one takes a core and releases Python's lock. So does reading the data
         # for its digest, in parallel.
         graphs, weights = self.folder.graphs, self.weights
@@ -327,9 +333,7 @@ class Opener:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
-        if name in (STEP_CPU, PROMPT_CPU) and threads != 1:  # one thread has none to spin
-            # A thread that spins gains little on free cores, and on busy ones takes the time of those it waits for:
-            # with two threads on two busy cores steps and prompts took 1.2 to 1.9 times as long.
+        if name in (STEP_CPU, PROMPT_CPU) and threads != 1 and not self.spins:  # one thread has none to spin
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         file = {**self.folder.graphs, **self.folder.listed}[name]
         data, files = self.folder.weights, {}
