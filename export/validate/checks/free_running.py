@@ -5,7 +5,8 @@ given ids (a shortlist, or half of the vocabulary) are judged in the same way. S
 shortlist, which compute only the given ids' logits.
 
 Runtimes may differ only at a certified tie: the reference's gap between the two choices is within twice the budget of a
-logit. The report shows both outputs of a sentence that differs.
+logit. At a tie a beam search's other tokens must have the score that the reference gives them. The report shows both
+outputs of a sentence that differs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from export.validate.reference.rules import limit as limit_of
 from export.validate.reference.search import (
     BeamState,
     Candidates,
+    Hypothesis,
     beam_searches,
     drawn,
     greedy_scores,
     read,
+    scored_along,
     teacher_forced,
     token_by_token,
 )
@@ -337,9 +340,7 @@ def _judged(
     elif options.beam == 1:
         judged = judge_choices(known[_key(attempted)], budget)
     else:
-        judged = judge_beam(truth, [rows[0] for rows in found], options, budget, c)
-        if options.n_best > 1:
-            judged = judge_others(truth, found, judged, options, budget, c)
+        judged = judge_beam(reference, truth, found, budget)
     parted = outputs and any(j.summary for j in judged)
     expected: list[list[int]] = []
     if parted and options.beam == 1 and is_large(sum(array.nbytes for array in reference.weights.stored.values())):
@@ -541,61 +542,74 @@ def _stretched(o: Options) -> float:
     return max(o.repetition_penalty, 1 / o.repetition_penalty)
 
 
-def judge_beam(
-    sentences: Sequence[BeamState],
-    outputs: Sequence[tuple[list[int], float]],
-    options: Options,
-    budget: float,
-    c: TransformerConfig,
-    place: int = 0,
-) -> list[Judged]:
-    """Judge hypotheses (ids without their end token, score) by the reference's own beam search.
+def judge_beam(reference: Reference, sentences: Sequence[BeamState], outputs: Outputs, budget: float) -> list[Judged]:
+    """Judge each sentence's hypotheses by the reference's own beam search, `sentences`.
 
-    place: 0 for the best hypotheses, 1 for the second best, and so on.
+    Other ids than the reference's pass only if some decision of its search was a tie, and only with the score that the
+    reference gives them. budget: the largest allowed error of a logit.
     """
-    judged = []
-    for row, (sentence, (ids, score)) in enumerate(zip(sentences, outputs, strict=True)):
-        score_there, best = sentence.finished[place]
-        tokens, expected = list(ids), without_end(best.tokens, c, options)
-        # A log-probability has at most two logits' errors, a sum has this for each term; runtimes sum in float32.
-        room = len(best.tokens) * 2 * budget * _stretched(options) + 1e-6 * abs(best.log_p)
-        if tokens == expected:
-            bad = abs(score - score_there) > room
-            judged.append(
-                Judged(problem=f"sentence {row}: score {score:.9g}, reference {score_there:.9g}" if bad else "")
-            )
-        elif sentence.margin <= 2 * room:
-            judged.append(Judged(tie=f"sentence {row}: closest decision of the reference {sentence.margin:.3g}"))
-        else:
-            common = min(len(tokens), len(expected))
-            first = next((i for i in range(common) if tokens[i] != expected[i]), common)
-            message = f"sentence {row}, token {first}: {tokens}, reference {expected}"
-            judged.append(
-                Judged(problem=f"{message}; closest decision {sentence.margin:.3g}, a tie would be {2 * room:.3g}")
-            )
-    return judged
-
-
-def judge_others(
-    sentences: Sequence[BeamState],
-    outputs: Sequence[Sequence[tuple[list[int], float]]],
-    best: Sequence[Judged],
-    options: Options,
-    budget: float,
-    c: TransformerConfig,
-) -> list[Judged]:
-    """Judge each sentence's second and later hypotheses, and their number. best: verdicts on the best hypotheses."""
-    judged = list(best)
-    for row, (sentence, found) in enumerate(zip(sentences, outputs, strict=True)):
-        expected = min(options.n_best, len(sentence.finished))
+    c = reference.config
+    pairs = {
+        (row, place): (s, output, known)
+        for row, (s, found) in enumerate(zip(sentences, outputs, strict=True))
+        for place, (output, known) in enumerate(zip(found, s.finished[: s.options.n_best], strict=False))
+    }
+    tied = {
+        key: (s, list(ids))
+        for key, (s, (ids, _), (_, best)) in pairs.items()
+        if list(ids) != without_end(best.tokens, c, s.options) and s.margin <= 2 * _room(best, s.options, budget)
+    }
+    along: dict[tuple[int, int], tuple[float, Hypothesis]] = {}
+    lengths = sorted((len(s.source) + len(ids), *key) for key, (s, ids) in tied.items())
+    for part in _parts(lengths, c.vocab_size):
+        keys = [(row, place) for _, row, place in part]
+        along |= zip(keys, scored_along(reference, [tied[key] for key in keys]), strict=True)
+    judged = [Judged() for _ in sentences]
+    for (row, place), (s, output, known) in pairs.items():
+        name = f"sentence {row}, number {place + 1}" if place else f"sentence {row}"
+        verdict = _of_hypothesis(name, s, output, known, along.get((row, place)), budget, c)
+        if not judged[row].problem and (verdict.problem or not judged[row].tie):
+            judged[row] = verdict
+    for row, (s, found) in enumerate(zip(sentences, outputs, strict=True)):
+        expected = min(s.options.n_best, len(s.finished))
         if len(found) != expected:
             judged[row] = Judged(problem=f"sentence {row}: {len(found)} hypotheses, reference {expected}")
-        for place, each in enumerate(found[:expected]):
-            (verdict,) = judge_beam([sentence], [each], options, budget, c, place)
-            if place and not judged[row].problem and verdict.summary:
-                text = verdict.summary.replace("sentence 0", f"sentence {row}, number {place + 1}", 1)
-                judged[row] = Judged(problem=text) if verdict.problem else Judged(tie=judged[row].tie or text)
+        elif judged[row].problem:
+            continue
+        elif not s.options.end_ids and len({tuple(ids) for ids, _ in found}) < expected:
+            judged[row] = Judged(problem=f"sentence {row}: a hypothesis is there twice")
+        elif any(later > score for (_, score), (_, later) in pairwise(found)):
+            judged[row] = Judged(problem=f"sentence {row}: the best hypothesis isn't first")
     return judged
+
+
+def _of_hypothesis(
+    name: str,
+    s: BeamState,
+    output: tuple[list[int], float],
+    known: tuple[float, Hypothesis],
+    along: tuple[float, Hypothesis] | None,
+    budget: float,
+    c: TransformerConfig,
+) -> Judged:
+    """Judge a hypothesis. known: the reference's in this place. along: at a tie, the reference's score of other ids."""
+    (ids, score), (_, best) = output, known
+    expected, room = without_end(best.tokens, c, s.options), _room(best, s.options, budget)
+    if list(ids) != expected and along is None:
+        common = min(len(ids), len(expected))
+        first = next((i for i in range(common) if ids[i] != expected[i]), common)
+        message = f"{name}, token {first}: {list(ids)}, reference {expected}"
+        return Judged(problem=f"{message}; closest decision {s.margin:.3g}, a tie would be {2 * room:.3g}")
+    score_there, scored = along or known
+    if not (np.isfinite(score_there) and abs(score - score_there) <= _room(scored, s.options, budget)):
+        whose = f" of {list(ids)}" if along else ""
+        return Judged(problem=f"{name}: score{whose} {score:.9g}, reference {score_there:.9g}")
+    return Judged(tie=f"{name}: closest decision of the reference {s.margin:.3g}") if along else Judged()
+
+
+def _room(h: Hypothesis, o: Options, budget: float) -> float:
+    """Largest error of a hypothesis's score: two logits' for each log-probability, and of a float32 sum."""
+    return len(h.tokens) * 2 * budget * _stretched(o) + 1e-6 * abs(h.log_p)
 
 
 def candidates_of(file: str | Path | None, checkpoint: Checkpoint) -> CandidatesOf | None:

@@ -148,7 +148,7 @@ def _tokens(
             if searched is None:
                 judged = [Judged(problem=why)]
             elif options.beam > 1:
-                judged = judge_beam(truth, searched, options, limits[engine.name], c)
+                judged = judge_beam(reference, truth, [[best] for best in searched], limits[engine.name])
                 judged = [_of_beam(*row) for row in zip(judged, outputs, expected, strict=True)]
             else:
                 judged = _greedy(origin, stored, engine, sources, outputs, options, limits[engine.name])

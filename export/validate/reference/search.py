@@ -43,7 +43,7 @@ class BeamState:
 
     `margin`: the smallest gap of any decision so far, in log-probability. `read`: the decoder's tokens before the first
     new token. `limit`: most new tokens. `candidates`: the ids allowed in the output; None allows all. `options`: of its
-    search.
+    search. `source`: the sentence.
     """
 
     live: list[Hypothesis]
@@ -53,6 +53,7 @@ class BeamState:
     limit: int = 0
     candidates: Sequence[int] | None = None
     options: Options = Options()
+    source: list[int] = field(default_factory=list)
 
     def decide(self, chosen: float, dropped: float) -> None:
         self.margin = min(self.margin, abs(chosen - dropped))
@@ -79,7 +80,7 @@ def beam_searches(
         for i, source in enumerate(sources)
     ]
     sentences = [
-        BeamState([Hypothesis(0.0, ())], [], np.inf, read(c, x, o), rules.limit(c, o, len(x)), chosen, o)
+        BeamState([Hypothesis(0.0, ())], [], np.inf, read(c, x, o), rules.limit(c, o, len(x)), chosen, o, x)
         for x, o, chosen in every
     ]
     cache, logits = _start(reference, [source for source, *_ in every], [s.read for s in sentences])
@@ -141,12 +142,7 @@ def _candidates(
     forced_id = rules.forced(step, s.limit, c, o)
     if forced_id is not None:
         return [(i, Hypothesis(h.log_p, (*h.tokens, forced_id))) for i, h in enumerate(s.live)]
-    log_p = _log_softmax(rules.among(logits, s.candidates, c, o))
-    before = [[*s.read, *h.tokens] for h in s.live]
-    rows = [
-        rules.allowed(rules.penalised(row, b, o, h.tokens), b, step, c, o)
-        for row, b, h in zip(log_p, before, s.live, strict=True)
-    ]
+    rows = [_next_log_p(s, row, h.tokens, o, c) for row, h in zip(logits, s.live, strict=True)]
     scores = np.array(rows) + np.array([[h.log_p] for h in s.live])
     count = min((2 + len(rules.ends(c, o))) * o.beam, scores.size)
     last = np.partition(scores, -count, axis=None)[-count]
@@ -157,6 +153,42 @@ def _candidates(
         for parent, token in zip(*np.unravel_index(order, scores.shape), strict=True)
         if np.isfinite(scores[parent, token])
     ]
+
+
+def _next_log_p(s: BeamState, logits: Array, written: Sequence[int], o: Options, c: TransformerConfig) -> Array:
+    """Log-probabilities (V,) of the token after `written`, minus infinity where a rule forbids it."""
+    forced_id = rules.forced(len(written), s.limit, c, o)
+    if forced_id is not None:
+        return np.where(np.arange(c.vocab_size) == forced_id, 0.0, -np.inf)
+    before = [*s.read, *written]
+    log_p = _log_softmax(rules.among(logits, s.candidates, c, o))
+    return rules.allowed(rules.penalised(log_p, before, o, written), before, len(written), c, o)
+
+
+def scored_along(
+    reference: Reference, outputs: Sequence[tuple[BeamState, list[int]]]
+) -> list[tuple[float, Hypothesis]]:
+    """Score outputs (ids without their end token), whether the search finds them or not: pairs as in `finished`.
+
+    The score is minus infinity for an output that is too long or breaks a rule.
+    """
+    logits = teacher_forced(
+        reference,
+        [s.source for s, _ in outputs],
+        [ids[: s.limit - 1] for s, ids in outputs],
+        [s.options for s, _ in outputs],
+    )
+    return [_score_along(s, ids, rows, reference.config) for (s, ids), rows in zip(outputs, logits, strict=True)]
+
+
+def _score_along(s: BeamState, ids: list[int], logits: Array, c: TransformerConfig) -> tuple[float, Hypothesis]:
+    tokens, total = list(ids), 0.0 if len(ids) <= s.limit else -np.inf
+    for step in range(min(len(ids) + 1, s.limit)):
+        log_p = _next_log_p(s, logits[step], tokens[:step], s.options, c)
+        if step == len(ids):
+            tokens.append(max(rules.ends(c, s.options), key=log_p.__getitem__))
+        total += float(log_p[tokens[step]])
+    return total / _penalty(len(tokens), s.options), Hypothesis(total, tuple(tokens))
 
 
 def _penalty(length: int, o: Options) -> float:

@@ -5,6 +5,7 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
+from certified import assert_beams
 from combined import combined
 from small_models import SIZES, encoder_decoder, random_weights
 from waiting import PATIENCE
@@ -45,11 +46,11 @@ class Three:
     """One model in MLX, in portable graphs and for target cpu."""
 
     def __init__(self, folder, config):
-        save_checkpoint(folder / "model", config, weights_of(config))
+        self.checkpoint = save_checkpoint(folder / "model", config, weights_of(config))
         self.config = config
-        self.mlx = Transformer.load(folder / "model")
-        self.portable = OnnxTransformer(export_onnx(folder / "model", folder / "portable"), threads=1)
-        self.folder = export_onnx(folder / "model", folder / "cpu", target="cpu")
+        self.mlx = Transformer.load(self.checkpoint)
+        self.portable = OnnxTransformer(export_onnx(self.checkpoint, folder / "portable"), threads=1)
+        self.folder = export_onnx(self.checkpoint, folder / "cpu", target="cpu")
         self.cpu = OnnxTransformer(self.folder, threads=1)
 
     def rows(self, count=12, longest=14, seed=1):
@@ -87,11 +88,14 @@ REQUESTS = [
 def test_searches(models, name, options):
     three = models[name]
     options = {"max_new_tokens": 30, **options}
-    expected = three.portable.search(three.rows(), **options)
-    same(three.cpu.search(three.rows(), **options), expected)
-    same(three.mlx.search(three.rows(), **options), expected)
+    results = [model.search(three.rows(), **options) for model in (three.cpu, three.portable, three.mlx)]
+    if "beam" in options:
+        assert_beams(three.checkpoint, three.rows(), options, *results)
+    else:
+        same(results[0], results[1])
+        same(results[2], results[1])
     best = {name: value for name, value in options.items() if name != "n_best"}
-    assert three.cpu.generate(three.rows(), **best) == [hypotheses[0].ids for hypotheses in expected]
+    assert three.cpu.generate(three.rows(), **best) == [hypotheses[0].ids for hypotheses in results[0]]
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 4, "n_best": 2}, {"sample": True, "seed": 1}], ids=str)

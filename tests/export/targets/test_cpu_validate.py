@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from certified import assert_beams
 from combined import thinned, thinned_rows
 from covering_configs import COVERING, config_of, configs, name_of
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from onnx.external_data_helper import load_external_data_for_model
 from random_models import random_weights
@@ -24,8 +25,14 @@ from export.validate import compare, validate_command
 from export.validate.checks.free_running import MOST_NEW_TOKENS, WITHOUT_LIMIT, borders
 from export.validate.points import tap_names
 from mlx_transformer.core.checkpoint import save_checkpoint
+from mlx_transformer.core.config import TransformerConfig
 
 ENCODER_DECODERS = [choice for choice in COVERING if config_of(choice).architecture == "encoder-decoder"]
+TIED = TransformerConfig(
+    vocab_size=40, d_model=16, heads=4, d_ff=24, encoder_layers=1, decoder_layers=1, max_positions=24,
+    logit_scale=2.0, logit_cap=0.5,
+)  # fmt: skip
+"""Its likeliest logits are the cap but for 1e-9: runtimes choose differently and write other, equally good texts."""
 PRECISIONS = ["float32", "float16", "bfloat16", "int8", "int8-weights", "int4"]
 
 
@@ -42,12 +49,8 @@ def assert_agreement(config, folder: Path, seed: int) -> None:
     rows = [rng.integers(0, config.source_vocab_size, n).tolist() for n in rng.integers(1, config.max_positions + 1, 6)]
     portable = OnnxTransformer(export_onnx(checkpoint, folder / "portable"), threads=1)
     options = {"beam": 3, "n_best": 3, "max_new_tokens": config.max_positions}
-    results, expected = (model.search(rows, **options) for model in (OnnxTransformer(cpu, threads=1), portable))
-    for by_cpu, by_portable in zip(results, expected, strict=True):
-        scores = [[h.score for h in side] for side in (by_cpu, by_portable)]
-        np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-4)
-        if np.diff(scores[0]).max(initial=-1) < -1e-3:  # no tie
-            assert [h.ids for h in by_cpu] == [h.ids for h in by_portable]
+    results = [model.search(rows, **options) for model in (OnnxTransformer(cpu, threads=1), portable)]
+    assert_beams(checkpoint, rows, options, *results)
 
 
 @pytest.mark.slow
@@ -59,6 +62,7 @@ def test_every_choice(choice, tmp_path):
 @pytest.mark.slow
 @settings(max_examples=80, phases=[Phase.explicit, Phase.reuse, Phase.generate], deadline=None)
 @given(config=configs().filter(lambda c: c.architecture == "encoder-decoder"), seed=st.integers(0, 2**32 - 1))
+@example(config=TIED, seed=2)
 def test_any_config(config, seed):
     with tempfile.TemporaryDirectory() as folder:
         assert_agreement(config, Path(folder), seed)

@@ -1,17 +1,28 @@
 """The rule by itself, and the certified tie."""
 
 import platform
+import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from export.validate.checks import free_running
-from export.validate.checks.free_running import Search, choices, judge_beam, judge_greedy, side_by_side, until_parting
+from export.validate.checks.free_running import (
+    Judged,
+    Search,
+    choices,
+    judge_beam,
+    judge_greedy,
+    side_by_side,
+    until_parting,
+)
 from export.validate.compare import _openblas, one_blas_thread
 from export.validate.reference import Reference
-from export.validate.reference.search import BeamState, Hypothesis, beam_search, teacher_forced, token_by_token
+from export.validate.reference.rules import without_end
+from export.validate.reference.search import BeamState, beam_search, teacher_forced, token_by_token
 from export.validate.rule import UNIT, Budget, Deviation, ErrorScale, Measurement, Truth, budget_for
 from mlx_transformer.core.config import TransformerConfig
 from mlx_transformer.core.parameters import parameter_shapes
@@ -123,7 +134,7 @@ def model() -> Reference:
     return Reference(config, {name: rng.standard_normal(s) * 0.4 for name, s in parameter_shapes(config).items()})
 
 
-EIGHT, NINE = Options(max_new_tokens=8), Options(max_new_tokens=9)
+EIGHT = Options(max_new_tokens=8)
 RARE = (17, 18, 19)
 SOURCES = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2]]
 
@@ -254,21 +265,31 @@ def test_sentences_do_not_disturb_each_other(model: Reference) -> None:
         assert single.margin == pytest.approx(sentence.margin, rel=1e-9)
 
 
-def test_a_beam_divergence_is_accepted_only_at_a_tie() -> None:
-    best, config = Hypothesis(-3.0, (7, 8, 2)), Bigrams(np.ones((9, 9))).config
+def test_a_beam_divergence_is_accepted_only_at_a_tie(model: Reference) -> None:
+    states = beam_search(model, SOURCES, Options(beam=3, n_best=2, max_new_tokens=6))
+    outputs = [[(without_end(h.tokens, model.config, EIGHT), score) for score, h in s.finished] for s in states]
+    first, second, third = outputs[1]
+    tie = [replace(s, margin=0.0) for s in states]
 
-    def sentence(margin: float) -> list[BeamState]:
-        return [BeamState([], [(-2.5, best)], margin)]
+    def judged(states: list[BeamState], *found: tuple[list[int], float]) -> Judged:
+        judged = judge_beam(model, states, [outputs[0][:2], [*found], outputs[2][:2]], 1e-6)
+        assert [judged[0], judged[2]] == [Judged()] * 2
+        return judged[1]
 
-    same = judge_beam(sentence(1.0), [([7, 8], -2.5)], NINE, 1e-6, config)[0]
-    assert (same.problem, same.tie) == ("", "")
-    score = judge_beam(sentence(1.0), [([7, 8], -2.5001)], NINE, 1e-6, config)[0]
-    assert score.problem == "sentence 0: score -2.5001, reference -2.5"
-    other = judge_beam(sentence(1.0), [([7, 9], -2.6)], NINE, 1e-6, config)[0]
-    assert other.problem.startswith("sentence 0, token 1: [7, 9], reference [7, 8]; closest decision 1,")
-    tie = judge_beam(sentence(1e-6), [([7, 9], -2.5)], NINE, 1e-6, config)[0]
-    assert tie.tie
-    assert not tie.problem
+    assert judged(states, first, second) == judged(tie, first, second) == Judged()
+    score = judged(states, (first[0], first[1] - 1e-4), second)
+    assert score.problem == f"sentence 1: score {first[1] - 1e-4:.9g}, reference {first[1]:.9g}"
+    assert judged(states, first, (second[0], np.nan)).problem.startswith("sentence 1, number 2: score nan")
+    other = judged(states, second, first).problem
+    assert re.match(r"sentence 1, token \d: .*, reference .*; closest decision \d.*, a tie would be \d", other)
+    assert judged(tie, second, third) == Judged(tie="sentence 1: closest decision of the reference 0")
+    assert judged(tie, second, second).problem == "sentence 1: a hypothesis is there twice"
+    assert judged(tie, second, first).problem == "sentence 1: the best hypothesis isn't first"
+    assert judged(tie, first).problem == "sentence 1: 1 hypotheses, reference 2"
+    # At a tie other ids pass only with their own score, which ids that a rule forbids don't have.
+    assert judged(tie, (second[0], first[1]), first).problem.startswith(f"sentence 1: score of {second[0]} ")
+    for forbidden in ([0, *first[0][1:]], [*first[0], *[5] * 6]):
+        assert judged(tie, (forbidden, first[1]), second).problem.endswith("reference -inf")
 
 
 def test_one_blas_thread_for_the_time_of_a_comparison() -> None:

@@ -21,7 +21,8 @@ from export.validate import compare
 from export.validate.cases import grid
 from export.validate.checks.free_running import BORDERS, RULES, WITHOUT_LIMIT, free_running, half_of, rules_for
 from export.validate.engines.reference_engine import ReferenceEngine
-from export.validate.reference.rules import check_known
+from export.validate.reference.rules import check_known, without_end
+from export.validate.reference.search import beam_search, scored_along
 from mlx_transformer import UserError
 from mlx_transformer.convert import import_huggingface
 from mlx_transformer.core.checkpoint import open_checkpoint, save_checkpoint
@@ -83,6 +84,12 @@ def test_the_reference_finds_what_mlx_finds(architecture: str, tmp_path: Path) -
         np.testing.assert_allclose(
             [score for _, score in found], [best[0].score for best in expected], rtol=1e-4, atol=1e-4
         )
+        if "beam" in request:  # the score along given ids is the search's
+            states = beam_search(reference.model, rows, Options(**options))
+            hypotheses = [(s, score, h) for s in states for score, h in s.finished]
+            outputs = [(s, without_end(h.tokens, model.config, s.options)) for s, _, h in hypotheses]
+            scores = [score for score, _ in scored_along(reference.model, outputs)]
+            np.testing.assert_allclose(scores, [score for _, score, _ in hypotheses], rtol=1e-9)
 
 
 def test_a_rule_that_the_reference_does_not_have_is_an_error() -> None:
