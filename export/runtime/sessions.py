@@ -302,8 +302,6 @@ class Opener:
         """verify: compare the files with the folder's manifest."""
         self.folder, self.providers, self.verify = folder, providers, verify
         self.on_cpu = check_providers(providers) == [CPU]
-        self.spins = False
-        """Whether idle threads of a decoder's sessions spin: whether as many cores were free."""
 
     def listed(self, threads: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession] | None:
         """The sessions for a search among given ids, (classifier's rows, decoder); None if the folder lacks them."""
@@ -319,11 +317,11 @@ class Opener:
         # A decoder's operators take 10 to 40 us, less than waking a thread. On two free cores, threads that spin in
         # between make steps 1.5 times as fast; on busy ones they take the time of those they wait for: steps last 1.7
         # times as long.
-        self.spins = STEP_CPU in self.folder.graphs and free_cores() >= (threads or usable_cores())
+        spins = threads != 1 and STEP_CPU in self.folder.graphs and free_cores() >= (threads or usable_cores())
         # All are opened at the same time: opening one takes a core and releases Python's lock. So does reading the data
         # for its digest, in parallel.
         graphs, weights = self.folder.graphs, self.weights
-        each = [partial(self._open, name, threads, weights) for name in graphs]
+        each = [partial(self._open, name, threads, weights, spins) for name in graphs]
         work: list[Callable[[], Any]] = [partial(side_by_side, each, threads or usable_cores())]
         if self.verify:
             work.insert(0, self.folder.verify_data)  # its error comes first: it says more than a session's about damage
@@ -333,12 +331,14 @@ class Opener:
             weights.madvise(mmap.MADV_DONTNEED)  # most pages were only read for packing; the others are read again
         return sessions
 
-    def _open(self, name: str, threads: int | None, weights: mmap.mmap | None) -> ort.InferenceSession:
+    def _open(
+        self, name: str, threads: int | None, weights: mmap.mmap | None, spins: bool = False
+    ) -> ort.InferenceSession:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
         if name in (STEP_CPU, PROMPT_CPU) and threads != 1:  # one thread has none to spin
-            if not self.spins:
+            if not spins:
                 options.add_session_config_entry("session.intra_op.allow_spinning", "0")
             elif PRECISIONS[self.folder.precision].form == "floats":
                 options.add_session_config_entry("session.intra_op.spin_duration_us", str(FLOATS_MICROSECONDS))

@@ -447,7 +447,7 @@ def _against(
                 found += [(i, sample) for sample in logits_among(engine, case, known["logits"])]
         last.rest()
     samples = [sample for _, sample in sorted(found, key=lambda pair: (pair[0], _order(pair[1].path)))]
-    limits = {engine.name: largest_error(engine, scales) for engine in engines}
+    limits = {engine.name: largest_error(engine.budget, scales) for engine in engines}
     inspected = [engine for engine in engines if engine.capabilities.shows != "logits"]
     look = SecondLook(c, weights, extras)
     # Fixed scales are a network of their own, and `on_its_integers` takes the runtime's rounding into its reference.

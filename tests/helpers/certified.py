@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from export.validate.checks.free_running import judge_beam
+from export.validate.checks.judging import largest_error
 from export.validate.reference import Reference
 from export.validate.reference.search import beam_search, teacher_forced
 from export.validate.rule import ErrorScale, budget_for
@@ -29,8 +30,7 @@ def assert_beams(
     t64, t32 = (teacher_forced(each, rows, best, [asked] * len(rows)) for each in (truth, single))
     pairs = [(a[: len(ids) + 1], b[: len(ids) + 1]) for a, b, ids in zip(t64, t32, best, strict=True)]
     scales = [ErrorScale.of(b - a, a) for a, b in pairs]
-    pool, budget = ErrorScale.pooled(scales), budget_for("float32", "cpu")
-    error = budget.max * max(scale.limits(pool)[1] for scale in scales)
+    error = largest_error(budget_for("float32", "cpu"), scales)
     for hypotheses in results:
         outputs = [[(h.ids, h.score) for h in found] for found in hypotheses]
         problems = [judged.problem for judged in judge_beam(truth, states, outputs, error) if judged.problem]

@@ -18,9 +18,9 @@ too coarse for that now and then: in SmolLM2 it makes 2,519 of a 413 in the resi
 92 % of a small error there, so float32 errs little behind it; but the exact layer itself makes -3,544 of 2,519, and 23
 of 413. So for a tap of a lower precision that is still over its budget, each step's own error is taken from the runtime
 (a step's value, less the reference's from the runtime's values before it), made as small as float32's, and put into the
-float64 reference at its place. What comes of these small errors, scaled up again, is judged by the same budget. A
-runtime's mistake is part of a step's own error and shows as before; only what the exact network makes of large errors
-in excess of small ones counts no more.
+float64 reference at its place. The deviation that follows, scaled up again, is judged by the same budget. A runtime's
+mistake is part of a step's own error and shows as before; only the exact network's excess for large errors over small
+ones no longer counts.
 
 Choices:
 
@@ -67,7 +67,7 @@ def judged_points(
     """Judge the samples; points come in the order of their first samples.
 
     second_look: draws float32's error again, for samples slightly over their budget. budget: replaces the engines' own.
-    in_proportion: what a lower precision's deviation would be if the network were linear in its errors, if known.
+    in_proportion: a lower precision's deviation if the network were linear in its errors; None where that is unknown.
     """
     parts: dict[str, list[ErrorScale]] = {}
     for sample in samples:
@@ -91,9 +91,9 @@ def judged_points(
     return list(points.values())
 
 
-def largest_error(engine: Engine, scales: Sequence[ErrorScale]) -> float:
-    """Return the largest allowed error of this runtime's logits. scales: error scales of the logits, for all inputs."""
-    budget, pool = engine.budget, ErrorScale.pooled(scales)
+def largest_error(budget: Budget, scales: Sequence[ErrorScale]) -> float:
+    """Return the largest allowed error of a runtime's logits. scales: error scales of the logits, for all inputs."""
+    pool = ErrorScale.pooled(scales)
     return max(budget.max * one.limits(pool, budget.unit)[1] for one in scales)
 
 
@@ -185,8 +185,8 @@ class SecondLook:
             return None
         key = sample.engine.name, sample.path, sample.case.name
         if key not in self._linear:
-            values = sample.engine.taps(sample.case)
-            values |= sample.engine.cached_taps(sample.case)[way[0]] if way else {}
+            cached = sample.engine.cached_taps(sample.case)[way[0]] if way else {}
+            values = sample.engine.taps(sample.case) | cached
             self._linear[key] = self._small_errors(sample.case, values, UNIT / sample.engine.budget.unit)
         return self._linear[key].get(sample.tap)
 
@@ -210,7 +210,7 @@ class SecondLook:
         return {
             name: Deviation.of(
                 truth[name] + (small[name] - truth[name]) / factor,
-                Truth(truth[name], case.counted(name, truth[name]), ErrorScale(0.0, 0.0, 0.0, 0, 0.0)),
+                Truth.of(truth[name], truth[name], case.counted(name, truth[name])),
             )
             for name in own
         }

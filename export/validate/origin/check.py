@@ -84,7 +84,9 @@ def compare_with_origin(
         raise UserError(f"--against {origin.name}: the package reads vectors, the original ids")
     usable = [fitted for case in cases if (fitted := origin.fitted(case)) is not None]
     points, scales, moved = _points(origin, stored, [own, *engines], usable)
-    limits = {engine.name: largest_error(engine, scales) + moved.get(engine.name, 0.0) for engine in (own, *engines)}
+    limits = {
+        engine.name: largest_error(engine.budget, scales) + moved.get(engine.name, 0.0) for engine in (own, *engines)
+    }
     tokens = tuple(_tokens(origin, checkpoint, stored, [own, *engines], cases, limits))
     used = f"{len(usable)} of {len(cases)} inputs have the same positions there"
     lines = [f"against {origin.described()}", used, *_kernels(origin, engines, cases)]
