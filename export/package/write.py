@@ -34,6 +34,7 @@ from export.precision.packed import unpack_on_load, use_packed_operators
 from export.precision.passes import lower
 from export.precision.table import PRECISIONS
 from export.settings import ExportSettings
+from export.targets.cpu.decoder import join_projections
 from mlx_transformer.core.card import Form, carried, write_card
 from mlx_transformer.core.checkpoint import open_checkpoint, resolve
 from mlx_transformer.core.int8_scales import Int8Scales, ProductScales, read_int8_scales
@@ -194,6 +195,7 @@ def package_graphs(plan: Plan, precision: str) -> dict[str, dict[str, ir.Model]]
             lower(model, of, plan.target.lowering, plan.activations, scales)
             if PRECISIONS[precision].form == "packed":
                 use_packed_operators(model, plan.checkpoint, plan.activations)
+            join_projections(model)
             unpack_on_load(model, plan.checkpoint)
     return by_owner
 

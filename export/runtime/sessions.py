@@ -29,7 +29,7 @@ from export.interface import (
     ROWS_CPU,
     STEP_CPU,
 )
-from export.precision.table import ACTIVATIONS, PRECISIONS
+from export.precision.table import ACTIVATIONS
 from mlx_transformer.decoding.steps import Stopped
 from mlx_transformer.system.errors import UserError
 from mlx_transformer.system.fields import Bounds, check_value
@@ -116,10 +116,6 @@ between two calls with one text each. Threads that spin until the next run save 
 WITHIN_MICROSECONDS = 1000
 """How long idle threads spin between the operators of a run, and while a session opens, if they rest right after a run.
 By ONNX Runtime's default, and always before 1.26, they spin all the time, and opening takes twice the CPU time."""
-
-FLOATS_MICROSECONDS = 100
-"""The same in a decoder with matrices of floats, whose products wait for memory: there a thread that spins for longer
-slows the others, and a step of two threads takes 1.3 times as long."""
 
 MOST_THREADS = max(16, 4 * usable_cores())
 """Most threads of an operator. More threads than cores are slower, and far more are very slow: 300 threads on two cores
@@ -337,11 +333,8 @@ class Opener:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
-        if name in (STEP_CPU, PROMPT_CPU) and threads != 1:  # one thread has none to spin
-            if not spins:
-                options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            elif PRECISIONS[self.folder.precision].form == "floats":
-                options.add_session_config_entry("session.intra_op.spin_duration_us", str(FLOATS_MICROSECONDS))
+        if name in (STEP_CPU, PROMPT_CPU) and threads != 1 and not spins:  # one thread has none to spin
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         file = {**self.folder.graphs, **self.folder.listed}[name]
         data, files = self.folder.weights, {}
         model = unpack(file, self.folder.integers, files) if self.on_cpu and self.folder.integers else None

@@ -24,7 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from export.graph.edit import Nodes
 from export.interface import grouped_shape
 from export.nn.cache import Cache, KeyValues, LayerCache
 from export.nn.layers import DecoderLayer
@@ -164,6 +166,70 @@ class GroupedAttention(CpuAttention):
         limits = {name: value for name, value in limits.items() if value is not None}
         sizes = {"num_heads": self.heads, "kv_num_heads": self.key_value_heads, "scale": self.scale}
         return self.from_operand(op, cast(Buffers, past).attend(op, q, k, v, self.tables, **sizes, **limits))
+
+
+JOINED = {
+    "MatMulNBits": (None, 0, 0, 0),
+    "MatMulIntegerToFloat": (None, 1, None, 0, None, None, 0),
+    "Gemm": (None, 0, 0),
+    "MatMul": (None, 1),
+    "Add": (-1, -1),
+}
+"""{operator: for each input, the axis along which products lie side by side; None for an input that they share}"""
+
+
+def join_projections(model: ir.Model) -> None:
+    """Compute queries, keys and values by one product where nothing lies between it and the attention; in place.
+
+    This comes after the change of precision. Files still hold three matrices: a session joins them when it opens. On
+    two threads a step of SmolLM2 then takes .92 to .95 of the time, on one .97.
+    """
+    for node in model.graph:
+        if node.op_type == "GroupQueryAttention":
+            reshapes = _producers(node.inputs[:3], "Reshape")
+            if reshapes:
+                add = Nodes(model, reshapes[0])
+                y = _side_by_side(add, [reshape.inputs[0] for reshape in reshapes])
+                if y is not None:
+                    add.before()
+                    reshapes[0].replace_input_with(0, y)
+                    node.replace_input_with(1, None)
+                    node.replace_input_with(2, None)
+    RemoveUnusedNodesPass()(model)
+
+
+def _producers(values: Sequence[ir.Value | None], *operators: str) -> list[ir.Node]:
+    """The nodes that make these values; none unless all are the same one of these operators."""
+    nodes = [node for value in values if value is not None and (node := value.producer()) is not None]
+    alike = len(nodes) == len(values) and len({(node.op_type, len(node.inputs)) for node in nodes}) == 1
+    return nodes if alike and nodes[0].op_type in operators else []
+
+
+def _side_by_side(add: Nodes, values: Sequence[ir.Value | None]) -> ir.Value | None:
+    """These results of products side by side in their last axis, as one product; None if they can't be joined."""
+    nodes = _producers(values, *JOINED)
+    if not nodes:
+        return None
+    settings = [{name: attribute.value for name, attribute in node.attributes.items()} for node in nodes]
+    widths = [each.pop("N", None) for each in settings]
+    if any(each != settings[0] for each in settings):
+        return None
+    inputs = []
+    for axis, each in zip(JOINED[nodes[0].op_type], zip(*(node.inputs for node in nodes), strict=True), strict=False):
+        if axis is None or each[0] is None:
+            joined = each[0]
+            if any(value is not joined for value in each):
+                return None
+        elif all(value is not None and value.is_initializer() and value.shape for value in each):
+            joined = add("Concat", *each, axis=axis)
+        else:
+            joined = _side_by_side(add, each)
+            if joined is None:
+                return None
+        inputs.append(joined)
+    if widths[0] is not None:
+        settings[0]["N"] = sum(widths)
+    return add(nodes[0].op_type, *inputs, domain=nodes[0].domain, **settings[0])
 
 
 class TextsPositions(Positions):

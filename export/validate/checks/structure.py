@@ -268,15 +268,15 @@ def _count(operations: Iterable[str], table: dict[str, tuple[int, int]]) -> tupl
 
 
 def _beside_others(nodes: list[onnx.NodeProto]) -> int:
-    """Count products merged into another product, as their integer matrices are concatenated."""
+    """Count products merged into another product, as their matrices are concatenated."""
     joined = {node.output[0]: len(node.input) - 1 for node in nodes if node.op_type == "Concat"}
-    return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in QUANTISED)
+    return sum(joined.get(node.input[1], 0) for node in nodes if node.op_type in ("Gemm", *QUANTISED))
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
     """Count products besides those with integer matrices: of adapters, and of the rest of their zero points."""
-    # A search reads its matrices through a Reshape (search/write.py).
-    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Reshape")}
+    # A search reads its matrices through a Reshape (search/write.py), a decoder's attention three side by side.
+    cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Concat", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
     beside = (A, B, REST)
     return sum(any(name.rpartition(".")[2] in beside or name.startswith(SUMS) for name in names) for names in read)

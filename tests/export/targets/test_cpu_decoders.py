@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from combined import thinned
 from rich.console import Console
 from small_models import DECODER, SIZES, random_weights
 
 from export import OnnxTransformer, export_onnx
+from export.package import write
 from export.package.plan import describe_graphs
+from export.settings import ExportSettings
 from export.targets.cpu import texts as runtime
+from export.targets.cpu.decoder import join_projections
 from export.validate import compare
 from mlx_transformer.commands.info import describe
 from mlx_transformer.core.checkpoint import save_checkpoint
@@ -76,6 +81,37 @@ def test_every_kind_of_attention(name: str, tmp_path: Path) -> None:
     for options in choices:
         made = [each.generate(PROMPTS, max_new_tokens=12, **options) for each in (model, portable)]
         assert made[0] == made[1], options
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("name", "joined"), [("turned inside", 2), ("a part turned, no position", 1), ("norms of heads", 0)]
+)
+def test_one_product_makes_queries_keys_and_values(precision: str, name: str, joined: int, tmp_path: Path) -> None:
+    """Where nothing is between the products and the attention. With a bias, and in any precision."""
+    config = TransformerConfig(**{**SIZES, **DECODER, **MODELS[name], "attention_bias": True})
+    checkpoint = save_checkpoint(tmp_path / "model", config, random_weights(config))
+    folder = export_onnx(checkpoint, tmp_path / "cpu", target="cpu", precision=precision, accept_loss=True)
+    for file in (folder / "onnx").glob("*_cpu*.onnx"):
+        graph = onnx.load(file, load_external_data=False).graph
+        attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        together = [node for node in attentions if not node.input[1]]
+        assert (len(attentions), len(together)) == (2, joined), file
+    assert compare(checkpoint, folder, ["onnxruntime"], seed=3, threads=1).equal
+
+
+def test_products_of_other_blocks_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E.g. where a checkpoint's keys have more bits than its queries."""
+    monkeypatch.setattr(write, "join_projections", lambda model: None)
+    checkpoint, _ = written(tmp_path, MODELS["turned inside"])
+    graph = write.package_graphs(write.Plan.of(checkpoint, ExportSettings(target="cpu", precision=["int4"])), "int4")
+    model = next(models["step_cpu"] for models in graph.values())
+    keys = next(node for node in model.graph if "/layers.0/self_attention/key_proj/" in str(node.name))
+    assert keys.op_type == "MatMulNBits"
+    keys.attributes["block_size"] = ir.AttrInt64("block_size", 64)
+    join_projections(model)
+    together = [node.inputs[1] is None for node in model.graph if node.op_type == "GroupQueryAttention"]
+    assert together == [False, True]
 
 
 def test_texts_join_leave_and_are_cut(model: OnnxTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
