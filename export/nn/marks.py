@@ -27,7 +27,7 @@ class Role(Enum):
 ROLE, FULL_PRECISION = "role", "full precision"
 """Keys of `meta`: a parameter's Role; and marks a node that stays float32 in any precision."""
 FEW_ROWS = "few rows"
-"""Key of `meta`: marks a matrix that is multiplied only with the wanted rows of a batch."""
+"""Key of `meta`: marks a matrix that is multiplied only with the rows whose logits are asked for."""
 ROWS_OF, IS_BIAS = "rows of", "is a bias"
 """Keys of `meta` (`rows.py`): for chosen rows of a classifier, their parameter (V, D); and marks the bias added to the
 product with them."""

@@ -14,7 +14,7 @@ these products into one, with their matrices side by side. A runtime joins the m
 single text then takes a twentieth less time.
 
 If `Int8Scales` has a fixed scale a, no scale is computed from x; q, k and v share one quantised x because they share a.
-If it has the multiplier of W, it determines W's integers.
+If `Int8Scales` has a multiplier for W, the multiplier determines W's integers.
 
 Activations become integers in one of three ways:
 
@@ -32,10 +32,10 @@ m is a row's largest magnitude. x / m is rounded to 127 steps on either side of 
 Relu to 255 steps above zero (zero point 0). A Gelu gives no number below -0.17: m is then the row's largest number, at
 least 0.17, and the Abs is left out.
 
-The two Muls of the first form stay separate. ONNX Runtime would take a single Mul by their product, with an Add behind
-it, for the form with one scale per tensor, and add the bias before it multiplies. Target cpu replaces Cast, Mul, Mul by
-MatMulIntegerToFloat, which also takes a scale per row, but for the same reason gets no bias. With fixed scales it gets
-the bias too, and the result has the same bits as Cast, Mul, Add.
+The two Muls of the first form stay separate. ONNX Runtime would mistake a single Mul by their product, followed by an
+Add, for the form with one scale per tensor, and add the bias before it multiplies. Target cpu replaces Cast, Mul, Mul
+by MatMulIntegerToFloat, which also takes a scale per row, but for the same reason gets no bias. With fixed scales it
+gets the bias too, and the result has the same bits as Cast, Mul, Add.
 
 An embedding's rows are looked up as int8; a classifier tied to the table reads the same integers. A table that only an
 encoder looks up needs no single scale per row: every 32 numbers have their own scale, with steps half as large. (The
@@ -456,8 +456,8 @@ def unpack_rows(add: Nodes, linear: Linear) -> ir.Value:
 
 
 def _rows(add: Nodes, weight: ir.Value, rows: bool, fixed: ProductScales) -> tuple[ir.Value, ir.Value]:
-    """int8 (O, D) and scales that broadcast over rows: a column (O, 1), or a scalar. The numbers of a product's scales,
-    not divided by steps."""
+    """int8 (O, D) and its scales, to broadcast over rows: a column (O, 1), or a scalar. Unlike a product's scales they
+    aren't divided by steps."""
     out, width = (extent(weight, axis) for axis in ((0, 1) if rows else (1, 0)))
     late = _late(weight, rows, fixed)
     q = late_initializer(f"{weight.name}.int8_rows", late, 0, (out, width), ir.DataType.INT8)

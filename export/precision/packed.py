@@ -14,7 +14,7 @@ Short floats (e.g. mxfp4) are looked up in tables instead: Gather(values, q) * G
 each integer in its own number of bits: 3, 5 and 6 bits in two parts, e.g. 6 as 4 + 2.
 
 ONNX Runtime computes the matrices once, when it loads a graph, and then runs a float32 model. Loading takes 23 bytes a
-weight, or 9 in `OnnxTransformer`, which computes them before, one after the other (`runtime/unpacking`). (A blocked
+weight, or 9 in `OnnxTransformer`, which computes one matrix at a time beforehand (`runtime/unpacking`). (A blocked
 DequantizeLinear, scale * (q - zero), rounds differently and would give another matrix.)
 
 `use_packed_operators`, for the precision packed: ONNX Runtime's block operators, with weights packed in memory, too.
@@ -24,7 +24,7 @@ DequantizeLinear, scale * (q - zero), rounds differently and would give another 
 
 They compute w = scale * (q - zero), MLX computes scale * q + bias. Up to the rounding of a sum, the results are equal
 if zero = -bias / scale is a whole number in q's range. MLX chooses its scales this way, unless it computed them in a
-lower precision or all weights of a group are far from zero; most of GGUF's types don't. For other groups, a product
+lower precision or all weights of a group are far from zero. Most of GGUF's types don't. For other zeros, a product
 uses the nearest whole number and adds the rest of the bias, times the sum of the group's activations:
 
     y = MatMulNBits(x, W) + (x S) rest        S (D, G): sums of groups; rest (G, O) = bias + scale * zero
@@ -191,8 +191,8 @@ def use_packed_operators(model: ir.Model, checkpoint: Checkpoint, activations: s
 
 
 Rest = Literal["unpacked", "none", "added"]
-"""The rest of the biases with whole zero points: "none", or "added" to the product; or the matrix must be
-"unpacked"."""
+"""What whole zero points leave of a matrix's biases: "none", or a rest that is "added" to the product. "unpacked":
+block operators can't read the matrix."""
 REST, SUMS = "rest", "sums_of"
 """Suffix of the rest's name, and prefix of the name of the matrix that sums groups."""
 

@@ -99,8 +99,8 @@ def block_rows(w: NDArray, bits: int, block: int) -> tuple[NDArray[np.uint8], ND
     """Quantise blocks of rows: (O, D) -> q (O, G, b) in 0..2^bits - 1 and scales (O, G).
 
     (q - 2^(bits-1)) * scale is nearest to w. At 4 bits or fewer, several scales are tried for each block (`SHRINKS`),
-    and the least squared error wins. The number with the largest magnitude goes to the end with one more step,
-    -2^(bits-1), so scales may be negative. D is padded with zeros to G * b.
+    and the least squared error wins. A scale may be negative: its sign puts the number with the largest magnitude at
+    -2^(bits-1), the end with one more step. D is padded with zeros to G * b.
     """
     return _in_parts(lambda rows: _block_rows(rows, bits, block), w)
 

@@ -48,8 +48,8 @@ class Precision(NamedTuple):
     a product depends on the number of rows. Activations are rounded afterwards, and a difference in the last bit can
     change the rounding.
     `rounds_blocks`: the weights are rounded in blocks, so a checkpoint that MLX has quantised would be rounded twice.
-    `prompts`: the precision in which target cpu reads a decoder's prompts, if not its own: products of many tokens with
-    weights in blocks of 4 bits take twice as long as with rows of 8 bits.
+    `prompts`: the precision in which target cpu reads a decoder's prompts; "" for its own. Products of many tokens
+    with weights in blocks of 4 bits take twice as long as with rows of 8 bits.
     """
 
     suffix: str

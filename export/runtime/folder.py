@@ -83,7 +83,7 @@ class OnnxFolder(NamedTuple):
         if activations is None or activations == self.activations:
             return self
         check_activations(activations, [self.precision])
-        # If the folder was exported with int8 activations, operators of the graph round those of the classifier.
+        # If the folder was exported with int8 activations, operators of the graph round the classifier's activations.
         if not (self.standard and activations == "int8"):
             made = f"with {self.activations} activations" if self.activations else "elsewhere"
             raise UserError(f"{self.path}: was exported {made}; export it with activations {activations}")

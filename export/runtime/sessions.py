@@ -311,11 +311,11 @@ class Opener:
         if self.verify:
             self.folder.verify_graphs()
         # A decoder's operators take 10 to 40 us, less than waking a thread. On two free cores, threads that spin in
-        # between make steps 1.5 times as fast; on busy ones they take the time of those they wait for: steps last 1.7
-        # times as long.
+        # between make steps 1.5 times as fast. On busy cores they take time from the threads that they wait for: steps
+        # take 1.7 times as long.
         spins = threads != 1 and STEP_CPU in self.folder.graphs and free_cores() >= (threads or usable_cores())
-        # All are opened at the same time: opening one takes a core and releases Python's lock. So does reading the data
-        # for its digest, in parallel.
+        # All graphs are opened at the same time: opening a graph takes one core and releases Python's lock. So does
+        # reading the data for its digest, which runs beside it.
         graphs, weights = self.folder.graphs, self.weights
         each = [partial(self._open, name, threads, weights, spins) for name in graphs]
         work: list[Callable[[], Any]] = [partial(side_by_side, each, threads or usable_cores())]
@@ -324,7 +324,7 @@ class Opener:
         *_, opened = side_by_side(work, len(work))
         sessions = dict(zip(graphs, opened, strict=True))
         if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
-            weights.madvise(mmap.MADV_DONTNEED)  # most pages were only read for packing; the others are read again
+            weights.madvise(mmap.MADV_DONTNEED)  # most pages were needed only for packing; the rest are read again
         return sessions
 
     def _open(
@@ -333,7 +333,7 @@ class Opener:
         in_turn = len(self.folder.graphs) > 1 and name not in (ENCODER_CPU, DECODER_CPU, LISTED_CPU)
         patience = 0 if in_turn else SPIN_MICROSECONDS
         options = session_options(threads, patience, self.folder.activations, self.folder.may_overflow)
-        if name in (STEP_CPU, PROMPT_CPU) and threads != 1 and not spins:  # one thread has none to spin
+        if name in (STEP_CPU, PROMPT_CPU) and threads != 1 and not spins:  # with a single thread, none can spin
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         file = {**self.folder.graphs, **self.folder.listed}[name]
         data, files = self.folder.weights, {}

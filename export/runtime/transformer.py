@@ -177,8 +177,8 @@ class OnnxTransformer(TextVerbs):
         providers: ONNX Runtime's execution providers, each a name or a pair (name, options); default: CPU.
         threads: threads per operator; default: all cores. precision: one of the folder's; default: float32, or the only
         one. verify: compare the files with the digests in the folder's manifest, if any. activations: "float32"
-        or "int8", multiplied with weights in blocks; default: as exported. Only a package of standard operators,
-        exported with float32 activations, can run with the other choice.
+        or "int8", multiplied with weights in blocks; default: as exported. Only a folder in standard operators that was
+        exported with float32 activations can run with "int8" instead.
         """
         self.folder: OnnxFolder = open_folder(folder, precision).with_activations(activations)
         self.config, self.where = self.folder.config, str(self.folder.path)
@@ -294,7 +294,7 @@ class OnnxTransformer(TextVerbs):
 
         It holds a copy of this object: a reference cycle would keep the sessions open after the last use.
         """
-        _ = self.tokenizer, self.text_embedding  # once for both
+        _ = self.tokenizer, self.text_embedding  # read once, for this object and the copy
         return TextVerbs.embedder(copy(self))
 
     @property
@@ -383,7 +383,7 @@ class OnnxTransformer(TextVerbs):
     def _source(
         self, ids: Any, mask: Any, others: Mapping[str, Any] = MappingProxyType({})
     ) -> tuple[dict[str, NDArray], NDArray[np.int64]]:
-        """The model's inputs by value, e.g. {"source_ids": (B, L)} or vectors (B, L, D), and the mask (B, L)."""
+        """The model's inputs by name, e.g. {"source_ids": (B, L)} or vectors (B, L, D), and the mask (B, L)."""
         source = Sources.of(self.config, "ids", ids=ids, **others).stacked()
         return source, _mask(mask, next(iter(source.values())))
 

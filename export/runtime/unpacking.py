@@ -1,7 +1,7 @@
-"""Unpacks the matrices that a graph computes of integers before a session opens it.
+"""Computes the matrices that a graph unpacks from integers, before a session opens the graph.
 
-ONNX Runtime would do this itself, but keeps what each operation gives until the last is done: 23 bytes a number. Here
-one matrix at a time is computed, by the same operations, and handed over in place of the nodes.
+ONNX Runtime would do this itself, but keeps the result of every operation until the last is done: 23 bytes a number.
+Here the same operations compute one matrix at a time, and the session gets the matrices in place of the nodes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ GRAPH, NODE, INITIALIZER, OUTPUT, NAME = 7, 1, 5, 12, 8
 FLOAT, EXTERNAL = 1, 1
 """TensorProto.data_type of float32, TensorProto.data_location of a data file."""
 UNPACKED = "unpacked"
-"""The data file's name."""
+"""Name of the data file that holds the computed matrices."""
 
 
 def unpack(file: Path, shapes: Mapping[str, tuple[int, ...]], files: dict[str, mmap.mmap]) -> bytes | None:
-    """The file's model without the nodes that compute matrices of these names and shapes, and the matrices in `files`.
+    """The file's model without the nodes that compute matrices of these names and shapes; `files` gets the matrices.
 
     None if it computes none of them. `files`: data files in memory. Raises `UserError` if the file is damaged.
     """
@@ -84,7 +84,7 @@ class _Model:
         return self._around + field(GRAPH, b"".join(field(*part) for part in parts))
 
     def _needed(self, names: Collection[str]) -> set[str]:
-        """These values and those they are computed of."""
+        """These values, and all values from which they are computed."""
         needed = {*names}
         for _, inputs, outputs in reversed(self._nodes):
             if not needed.isdisjoint(outputs):

@@ -2,7 +2,7 @@
 
 Errors are {"error": a line}, under /v1 in OpenAI's form: 400 something in the request is wrong, 401 no valid key,
 408 the body was too slow, 413 too large, 500 a fault of the server, 503 it is loading, full or ending (Retry-After).
-connections.py adds 400, 408, 414, 415, 431, 501 and 503 for heads and for a crowd.
+connections.py adds 400, 408, 413, 414, 415, 431, 501 and 503, for bad heads, huge bodies and too many connections.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ ROUTES = (
 
 
 class App:
-    """The application. `load` runs in a thread of the batcher and returns the models, warmed up; requests before get
-    503. Afterwards `ready` is called, or `failed` with the error."""
+    """The application. `load` runs in a thread of the batcher and returns the models, warmed up; until then requests
+    get 503. Then `ready` is called, or `failed` with the error."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class App:
         self.asgi.router.redirect_slashes = False  # an unknown path is 404
 
     def give_up(self) -> None:
-        """Answer nothing more."""
+        """End all waiting and running requests, with 503 if their answer hasn't begun."""
         self.batcher.give_up()
 
     @contextlib.asynccontextmanager

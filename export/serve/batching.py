@@ -24,13 +24,13 @@ from threading import Thread, get_ident
 from typing import Any, Protocol
 
 LARGEST_SHARE = 0.75
-"""Largest share of the queue for a single client, so the others always find room."""
+"""Largest share of the queue for a single client, so that other clients always find room."""
 
 WIDE = 4
-"""A batch has at most WIDE * max_batch hypotheses: wider batches would keep the others waiting."""
+"""A batch has at most WIDE * max_batch hypotheses: wider batches would keep other requests waiting."""
 
 AT_ONCE = 8
-"""Sentences of a request in its turn: a short request needs a single batch."""
+"""Items that a request adds to a batch in its turn, so that a short request needs a single batch."""
 
 PASSED = 8
 """Number of batches that may pass a request over before it leads one of the next two. Without this limit, a client with
@@ -54,7 +54,7 @@ class Task(Protocol):
     """A function of a batch. Items whose tasks compare equal may share a call."""
 
     def __call__(self, payloads: list[Any], stopped: Any) -> list[Any]:
-        """Compute a result per payload, in order, in a thread. `stopped()` turns true once nobody waits for them."""
+        """Compute a result per payload, in order, in a thread. `stopped()` turns true once nobody waits for any."""
         ...
 
 
@@ -274,7 +274,7 @@ class LastingThreads(Executor):
             self._run(*self._calls.get())
 
     def _run(self, future: Future, call: Callable[[], Any]) -> None:
-        # In a frame of its own: a waiting thread holds no result.
+        # In a frame of its own, so that a waiting thread keeps no result in memory.
         if not future.set_running_or_notify_cancel():
             return
         try:
@@ -303,7 +303,7 @@ class Stream:
 
 class Streams:
     """The streams of a thread. Each takes a step in turn, also between the steps of a batch, so that no stream waits
-    for another's end.
+    until another has ended.
 
     The event loop appends streams; the thread takes steps and removes ended streams. ended: called in the thread with
     the item and its error, if any.
@@ -385,7 +385,7 @@ class Batcher:
         self.tasks = [asyncio.create_task(self._serve(streams)) for streams in self.streams]
 
     async def stop(self) -> None:
-        """Start no more batches, and wait for those running; streams end."""
+        """Start no more batches, wait for the running batches, and end all streams."""
         self.stopping = True
         for task in self.tasks:
             task.cancel()
@@ -463,7 +463,7 @@ class Batcher:
         self._hand_out()
 
     async def results(self, items: list[Item]) -> list[Any]:
-        """Await the results. If this is cancelled or an item fails, those not yet running are dropped."""
+        """Await the results. If this is cancelled or an item fails, the unfinished items are dropped."""
         try:
             return await asyncio.gather(*(item.future for item in items))
         finally:
@@ -488,7 +488,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             streams.arrival.clear()
-            # With streams to write, a thread leaves the next batch to one that waits for its neighbours.
+            # A thread with streams to write leaves the next batch to a thread that is collecting one.
             if streams.running and (not self.turns.size or self.collecting.locked()):
                 await loop.run_in_executor(self.pool, streams.run, lambda: self.turns.size > 0 or self.stopping)
                 continue
@@ -512,7 +512,7 @@ class Batcher:
                 self._note(batch, time.monotonic() - began)
 
     def _note(self, items: list[Item], seconds: float) -> None:
-        """Note the end of what was computed together."""
+        """Note the end of a batch or of a stream."""
         sentences = sum(item.size for item in items)
         self.neighbours = self.running + self.waiting
         self.running -= sentences

@@ -8,7 +8,7 @@ when it is answered:
     nothing --bytes--> head --Bounds--> body --Bounds--> answered --Bounds--> nothing
               header_seconds      body_seconds (requests.py)     uvicorn: timeout_keep_alive
 
-A refusal is JSON as everywhere, and the connection lingers until the client can have read it.
+A refusal is JSON, like every error, and the connection stays open long enough for the client to read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIECE = 8 * 1024  # bytes parsed at once
 MAX_AHEAD = 64 * 1024  # bytes behind a request being answered; beyond it reading stops
 HELD = 64 << 20  # bytes of unanswered requests, all connections together
 WRITE_SECONDS = 30.0  # for a client who doesn't read
-LINGER_SECONDS, LINGER_BYTES = 2.0, 4 << 20  # during which a refused client may go on sending
+LINGER_SECONDS, LINGER_BYTES = 2.0, 4 << 20  # how long and how much a refused client may go on sending
 SPARE_FILES = 128  # open files of the process other than connections
 CONNECTION = "connection"  # in a request's state
 
@@ -47,12 +47,12 @@ class Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.asked = False  # a request has begun at some time
         self.requests = 0  # begun and not answered: 0 or 1, for a moment 2
-        self.answering = 0  # of these: the body is complete
+        self.answering = 0  # of these, requests with a complete body
         self.started = False  # an answer is being sent
-        self.unread = False  # its request's body won't be read to the end
-        self.size = 0  # bytes of this head, or of this body
+        self.unread = False  # the answered request's body won't be read to the end
+        self.size = 0  # bytes so far of the head or body; negative: of a refused body, still to come
         self.held = 0  # bytes counted by the guard
-        self.first_line = b""  # or its beginning
+        self.first_line = b""  # of the head; its beginning until the rest arrives
         self.ahead = bytearray()  # not parsed yet
         self.feeding = False  # uvicorn is parsing
         self.full = False  # uvicorn wants no more now
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
 
     # Called by uvicorn.
     def write(self, data: Any) -> None:
-        if self.feeding and not self.requests and bytes(data[:13]) == b"HTTP/1.1 400 ":  # its own refusal, as text
+        if self.feeding and not self.requests and bytes(data[:13]) == b"HTTP/1.1 400 ":  # uvicorn's refusal, as text
             self.refuse(400, "Invalid HTTP request received")
         else:
             self.transport.write(data)
@@ -170,11 +170,11 @@ class Connection(asyncio.Protocol):
     # Refusals.
     @property
     def stays(self) -> bool:
-        """Whether it is being answered, and gives way to nobody."""
+        """Whether a request is being answered: the connection then gives way to nobody."""
         return bool(self.answering)
 
     def give_way(self) -> None:
-        """Make room for others."""
+        """Make room for others: abort if closing already, close if idle after an answer, else refuse with 503."""
         if self.over:
             self.transport.abort()
         elif self.size > 0 or self.requests or not self.asked:
@@ -196,8 +196,8 @@ class Connection(asyncio.Protocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Close, but read on for a while: a socket closed with unread bytes would reset the client's, and its answer
-        would be lost."""
+        """Close, but read on for a while: closing a socket with unread bytes would reset the connection, and the client
+        would lose its answer."""
         self.over = True
         self._release()
         self.ahead.clear()
@@ -283,8 +283,8 @@ class Connection(asyncio.Protocol):
 
 
 class Guard:
-    """All connections of a server. When there are too many, or they hold too many bytes, the longest waiting give way;
-    those being answered stay.
+    """All connections of a server. When there are too many, or they hold too many bytes, those that have waited longest
+    give way; connections being answered stay.
 
     on_refused: called with the status of every refusal.
     """
@@ -322,7 +322,7 @@ class Guard:
         self.held_bytes -= size
 
     def abort(self) -> None:
-        """Part from all clients at once."""
+        """Abort all connections."""
         for connection in list(self.connections):
             connection.abort()
 
@@ -403,8 +403,8 @@ def _unfit(scope: Scope, fields: dict[bytes, list[bytes]]) -> tuple[int, str] | 
 
 
 def allow_files(count: int) -> int:
-    """Raise the process's limit of open files to `count` connections and some more, as far as the system permits.
-    Returns how many connections it may open."""
+    """Raise the process's limit of open files to `count` connections and `SPARE_FILES`, as far as the system permits.
+    Returns how many connections may be open."""
     try:
         import resource
     except ImportError:  # Windows

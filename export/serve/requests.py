@@ -204,7 +204,7 @@ def check_count(subject: str, count: int, most: int) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Check true or false."""
+    """Check a boolean."""
     if not isinstance(value, bool):
         raise RequestError(400, f"{name}: must be true or false")
     return value

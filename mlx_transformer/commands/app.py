@@ -211,7 +211,7 @@ def invoke(program: str, arguments: list[str]) -> int:
 
 
 def spelling_of(program: str, parameters: Iterable[Any]) -> Spelling:
-    """Return a function that spells names in error messages as this program has them: options, and commands to type."""
+    """Return a function that spells options and commands in error messages as people type them in this program."""
     from .settings import NOT
 
     options = {each.name: each for each in parameters if any(name.startswith("--") for name in each.opts)}

@@ -77,7 +77,7 @@ def _ring(processes: int, command: list[str]) -> int:
         ranks: list[subprocess.Popen] = []
         for rank in range(processes):
             variables = dict(os.environ)
-            if processes > 1:  # MLX can't build a ring of one
+            if processes > 1:  # MLX can't build a ring of one process
                 variables |= {"MLX_TRANSFORMER_DISTRIBUTED": "ring", "MLX_TRANSFORMER_LAUNCHER": str(os.getpid())}
                 variables |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
             # Only rank 0 prints; another rank's errors are shown if it fails.
@@ -111,8 +111,8 @@ def _ring(processes: int, command: list[str]) -> int:
 
 
 def _until_ended(ranks: list[subprocess.Popen]) -> int | None:
-    """Wait for all processes; returns the index of the first that failed, or None. After a failure, the others get some
-    time, then SIGTERM, then SIGKILL."""
+    """Wait for all processes; returns the index of the first that failed, or None. After a failure, the other processes
+    get some time, then SIGTERM, then SIGKILL."""
     failed, deadline, terminated = None, 0.0, False
     while any(rank.poll() is None for rank in ranks):
         if failed is None:

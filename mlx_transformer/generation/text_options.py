@@ -1,7 +1,7 @@
-"""The options of the verbs on text, checked in one place for both runtimes; those of a search are in
-`decoding/options.py`.
+"""The options of translating, scoring, embedding, classifying, reranking and answering, for both runtimes.
 
-They are apart from `arguments.py` because the command line's help reads them, and they must import no NumPy.
+Search options are in `decoding/options.py`. This file is apart from `arguments.py` because the command line's help
+reads it, and it must import no NumPy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train a unigram vocabulary that SentencePiece and Marian's engines can read.
 
 Source: Kudo 2018, "Subword Regularization", section 3.2. Ids as in these engines: `</s>` 0, `<unk>` 1, then the pieces;
-`<pad>`, with which the decoder starts, is last, as their files lack it. Text is normalised only in its spaces: those at
-both ends and repeated ones are removed. Characters that the training text lacks become `<unk>`.
+`<pad>`, with which the decoder starts, is last, as the engines' files lack it. Only spaces are normalised: spaces at
+both ends and repeated spaces are removed. Characters that the training text lacks become `<unk>`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SPECIAL = (Piece("</s>", 0.0, CONTROL), Piece("<unk>", 0.0, UNKNOWN))
 def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn a vocabulary of `vocab_size` ids from `lines` (both languages together).
 
-    It is smaller if the text has too few candidates, and larger if the text has more characters than that, as each
-    character is a piece. Raises `UserError` for empty text and for text that isn't Unicode.
+    It is smaller if the text has too few candidates, and larger if the text has more than `vocab_size` characters,
+    since each character is a piece. Raises `UserError` for empty text and for text that isn't Unicode.
     """
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Replace(tokenizers.Regex(SPACES_PATTERN), "")
@@ -47,8 +47,8 @@ def train_unigram(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _settled(pieces: Sequence[tuple[str, float]]) -> Iterator[Piece]:
-    """Make the scores the same in each run: round to float32, since threads add up in any order, and give all of the
-    rarest characters the lowest score of a longer piece."""
+    """Make the scores the same in each run. They are rounded to float32, since threads add up in any order. No score is
+    below the lowest score of a longer piece; the rarest characters get that score."""
     least = min((score for text, score in pieces if len(text) > 1), default=0.0)
     for text, score in pieces:
         yield Piece(text, float(np.float32(max(score, least))))

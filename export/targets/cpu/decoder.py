@@ -1,12 +1,12 @@
 """The network of a decoder-only model in target `cpu`: texts of any lengths, whose keys and values never move.
 
-GroupQueryAttention turns queries and keys, writes the new keys and values into buffers, and attends. Heads that share
+GroupQueryAttention rotates queries and keys, writes the new keys and values into buffers, and attends. Heads that share
 keys aren't repeated. Operators around it do the rest, as in `network.py`:
 
     head widths that aren't a multiple of 8              padded with zeros
     keys and values of unequal widths                    padded too
     norms of queries and keys                            before the operator
-    rotary positions of part of a head (unless in whole  turned before the operator
+    rotary positions of part of a head (unless in whole  rotated before the operator
       registers), of padded heads, or under a norm
 
 The buffers of layers with windows may be short: position p of a text is at p - dropped_positions there.
@@ -42,7 +42,7 @@ from .network import DOMAIN, CpuAttention, as_operand
 
 
 def lacks(config: TransformerConfig) -> str | None:
-    """The kind of model, if target cpu has no graphs for it; only decoder-only models can lack them."""
+    """The kind of decoder-only model, in words, for which target cpu has no graphs; None if it has graphs."""
     if config.architecture != "decoder":
         return None
     if config.positions in RELATIVE:
@@ -53,7 +53,7 @@ def lacks(config: TransformerConfig) -> str | None:
 
 
 def turns_inside(layer: TransformerConfig) -> bool:
-    """Whether the operator turns this layer's queries and keys, with the tables of all positions."""
+    """Whether the operator rotates this layer's queries and keys, with the tables of all positions."""
     normed_after = layer.query_key_norm and layer.query_key_norm_place == "after"
     whole = grouped_shape(layer).key_width == layer.d_k and layer.d_k % 16 == 0 and layer.turned % 16 == 0
     return layer.positions == "rotary" and whole and not normed_after
@@ -65,7 +65,7 @@ class Buffers(LayerCache):
     def __init__(self, pair: KeyValues, last: ir.Value, total: ir.Value, ids: ir.Value, positions: ir.Value | None):
         """last (R,) int32: place of each text's last new token in the buffers. total () int32: the largest + 1.
 
-        ids (R, S). positions (R, S): of the new tokens, if their places are others.
+        ids (R, S). positions (R, S): of the new tokens, if they differ from the tokens' places in the buffers.
         """
         super().__init__(*pair)
         self.last, self.total, self.ids, self.positions = last, total, ids, positions
@@ -98,9 +98,9 @@ class TextsCache(Cache):
         windows: Sequence[int | None],
         dropped: ir.Value | None,
     ):
-        """ids (R, S). mask (R, T): 1 on a text's positions, its new tokens among them, then 0. windows: of each layer.
+        """ids (R, S). mask (R, T): 1 on a text's positions, its new tokens among them, then 0. windows: one per layer.
 
-        dropped (R or 1, 1): first positions that the buffers of layers with windows lack.
+        dropped (R or 1, 1): how many first positions the buffers of layers with windows lack.
         """
         self.cross, self.cross_mask = None, None
         total, last = size(op, mask, 1), last_of(op, mask)
@@ -136,7 +136,7 @@ def last_of(op: Op, mask: ir.Value) -> ir.Value:
 
 
 def places_of_last(op: Op, count: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
-    """The rows (R*count,) of each text's last `count` () new tokens; padding on the right has none."""
+    """The rows (R*count,) of each text's last `count` () new tokens; padding on the right doesn't count."""
     new = size(op, ids, 1)
     last = op.Max(op.Add(op.Sub(last_of(op, mask), size(op, mask, 1)), new), 0)  # (R, 1) among the S new tokens
     begin = op.Unsqueeze(op.Mul(op.Range(0, size(op, ids, 0), 1), new), [1])
@@ -153,7 +153,7 @@ class GroupedAttention(CpuAttention):
         self.tables: Rotation = None
 
     def turned(self, op: Op, norm: str, x: ir.Value, rotation: Rotation) -> ir.Value:
-        """As the twin, or leave the rotation to the operator: `rotation` then is cos and sin of all positions."""
+        """Norm, and rotate unless the operator does: `rotation` then is cos and sin of all positions."""
         if self.turns_inside:
             self.tables, rotation = rotation, None
         return super().turned(op, norm, x, rotation)
@@ -199,14 +199,14 @@ def join_projections(model: ir.Model) -> None:
 
 
 def _producers(values: Sequence[ir.Value | None], *operators: str) -> list[ir.Node]:
-    """The nodes that make these values; none unless all are the same one of these operators."""
+    """The nodes that make these values; [] unless all have as many inputs and the same one of these operators."""
     nodes = [node for value in values if value is not None and (node := value.producer()) is not None]
     alike = len(nodes) == len(values) and len({(node.op_type, len(node.inputs)) for node in nodes}) == 1
     return nodes if alike and nodes[0].op_type in operators else []
 
 
 def _side_by_side(add: Nodes, values: Sequence[ir.Value | None]) -> ir.Value | None:
-    """These results of products side by side in their last axis, as one product; None if they can't be joined."""
+    """One product with these products' results side by side in its last axis; None if they can't be joined."""
     nodes = _producers(values, *JOINED)
     if not nodes:
         return None
@@ -233,7 +233,7 @@ def _side_by_side(add: Nodes, values: Sequence[ir.Value | None]) -> ir.Value | N
 
 
 class TextsPositions(Positions):
-    """Positions with whole tables for the layers in which the operator turns queries and keys."""
+    """Positions with whole tables for the layers in which the operator rotates queries and keys."""
 
     def turned(self, op: Op, position_ids: PositionIds) -> list[Rotation]:
         layers = self.config.layers(self.stack)
@@ -247,7 +247,7 @@ class LastLayer(DecoderLayer):
     """The last layer: once it has the keys and values of all rows, it computes only rows with logits."""
 
     places: ir.Value | None
-    """These rows (W,); None: none."""
+    """The rows with logits (W,); None if the graph gives no logits."""
 
     def around(self, op: Op, name: str, x: ir.Value, sublayer: Callable[[ir.Value], ir.Value]) -> ir.Value:
         x = op.Gather(x, self.places, axis=0) if name == "feed_forward" and self.places is not None else x

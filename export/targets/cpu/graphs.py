@@ -49,7 +49,7 @@ from .decoder import TextsCache, TextsTransformer, places_of_last
 from .network import OPSETS, CpuCache, CpuTransformer, InPlace, Sources, join_reshapes, use_gemm
 
 MANY = 16384
-"""Least values of a row for blocks; with fewer, their operators cost more than they save."""
+"""Rows with fewer values aren't split into blocks: the extra operators would cost more than they save."""
 BLOCK = 64
 """The preferred size of a block; the actual size divides a row evenly."""
 
@@ -298,7 +298,7 @@ def prompt_cpu(request: Request) -> GraphBuilder:
 
 
 def _read(g: CpuGraphBuilder, request: Request, places: ir.Value | None) -> tuple[ir.Value, list[KeyValues]]:
-    """Logits (W, V) of the tokens at these places, none if None, and every layer's keys and values."""
+    """Logits (W, V) of the rows `places`, and every layer's keys and values. places: None if logits aren't needed."""
     ids = g.inputs["target_ids"]
     windows = [layer.window for layer in request.config.layers("decoder")]
     cache = TextsCache(g.op, g.pairs("cache"), ids, g.inputs["target_mask"], windows, g.inputs.get("dropped"))

@@ -1,7 +1,7 @@
 """The network of target `cpu`: `export/nn` over rows of tokens, with ONNX Runtime's fused attention.
 
 Activations have two dimensions, one row per token, so only attention computes with padding. Decoding writes keys and
-values into buffers that never move; beams read each other's through an index.
+values into buffers that never move; a beam reads another beam's keys and values through an index.
 
 A pass, `use_gemm`, makes each Linear one Gemm, together with the bias or residual that is added to it:
 

@@ -200,7 +200,7 @@ class MoveUp:
         self.of = places[self.to]
 
     def __call__(self, x: NDArray) -> NDArray:
-        """The front of x with the kept rows."""
+        """Move the kept rows of x to its front; returns this part of x."""
         if len(self.to):
             x[self.to] = x[self.of]
         return x[: self.count]
@@ -220,7 +220,7 @@ class CpuDecoder:
         outputs: Sequence[str],
         beam: int,
     ):
-        """source: the decoder's inputs from the source, by value. outputs: the values `step` returns."""
+        """source: {name: array} of the encoder's outputs that the decoder reads. outputs: names of `step`'s results."""
         config = graphs.config
         self.graphs, self.outputs, self.source = graphs, outputs, source
         self.ids_listed = None if graphs.candidates is None else graphs.candidates.ids

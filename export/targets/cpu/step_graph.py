@@ -31,7 +31,7 @@ SMALL = 1 << 16
 
 
 class BufferPool:
-    """Lends float32 arrays to any thread. It never holds more memory than was on loan at any moment."""
+    """Lends float32 arrays to any thread. Free and lent arrays together never exceed the most lent at one time."""
 
     def __init__(self) -> None:
         self._free: list[Buffer] = []  # smallest first
@@ -94,7 +94,7 @@ class StepGraph:
         self.arrays: Mapping[str, NDArray] = {}
         """{name: array} of inputs that are the same at every step."""
         self.candidates: Candidates | None = None
-        """The ids of its logits, if not all; `config.vocab_size` is then their number."""
+        """The ids that have logits; None for all. `config.vocab_size` is the number of logits."""
         self.session, self.config, self.memory, self.options = session, config, memory, options
         self.inputs, self.outputs = ports.input_names, ports.output_names
         self.made = {port.value: port for port in ports.outputs}

@@ -13,8 +13,8 @@
 first positions (or `cut` the text itself) and `read` on from there.
 
 Each text's keys and values are a row of buffers (rows, K, L, d), bound to the graph as input and output. The graph
-writes new positions in place, and nothing is copied between steps. The buffers grow by doubling. Those of layers with
-windows hold the last positions only: the longest window, and at most two chunks more.
+writes new positions in place, and nothing is copied between steps. The buffers grow by doubling. In layers with windows
+they hold the last positions only: the longest window, and at most two chunks more.
 
 A prompt is read by itself, `CHUNK` tokens at a time, so its keys and values don't depend on its neighbours.
 
@@ -55,7 +55,7 @@ class Texts:
         self.ids: list[list[int]] = []
         """The tokens read so far of each text."""
         self.lengths = np.zeros(0, np.int32)
-        """Their numbers (R,)."""
+        """The number of tokens read so far of each text (R,)."""
         self.dropped = np.zeros(0, np.int64)
         """How many of each text's first positions the buffers of layers with windows no longer hold (R,)."""
         self.buffers: list[Buffer] = []
@@ -76,7 +76,7 @@ class Texts:
 
     @property
     def kept(self) -> int:
-        """Positions that layers with windows keep behind a text, so that it can be cut by a chunk."""
+        """Last positions of a text that layers with windows keep, so that a chunk can be cut off."""
         return self.window - 1 + CHUNK
 
     def step(self, ids: Any) -> NDArray[np.float32]:
@@ -91,7 +91,7 @@ class Texts:
         return self._logits[:, 0]
 
     def add(self, ids: Iterable[int] = ()) -> int:
-        """Begin a text behind the others by reading these tokens; returns its row."""
+        """Begin a text in a new last row by reading these tokens; returns the row."""
         self.make_room(len(self) + 1, self.longest)
         self.ids.append([])
         self._set_lengths([*self.lengths, 0], [*self.dropped, 0])
@@ -99,13 +99,13 @@ class Texts:
         return len(self) - 1
 
     def read(self, ids: Iterable[int], row: int = -1) -> None:
-        """Read further tokens of a text, the last by default, without logits."""
+        """Read further tokens of the text in `row`, by default the last text, without logits."""
         tokens = list(ids)
         for i in range(0, len(tokens), CHUNK):
             self._read(self.prompt, tokens[i : i + CHUNK], row)
 
     def logits(self, ids: Sequence[int], row: int = -1) -> NDArray[np.float32]:
-        """Read further tokens (S,) of a text; returns the logits (S, V) behind each."""
+        """Read further tokens (S,) of the text in `row`; returns the logits (S, V) after each token."""
         made = np.empty((len(ids), 1, self.graph.config.vocab_size), np.float32)
         for i in range(0, len(ids), CHUNK):
             tokens = ids[i : i + CHUNK]
@@ -113,7 +113,7 @@ class Texts:
         return made[:, 0]
 
     def join(self, other: Texts) -> int:
-        """Move the texts of `other`, which is then empty, behind these; returns the first one's row."""
+        """Move the texts of `other` to new last rows, which empties `other`; returns the first new row."""
         first, count = len(self), len(other)
         if first:
             self.make_room(first + count, other.longest)
@@ -138,7 +138,7 @@ class Texts:
         self._set_lengths(self.lengths[:last], self.dropped[:last])
 
     def has(self, row: int, length: int) -> bool:
-        """Whether a text can go on behind its first `length` positions: whether their last window is still held."""
+        """Whether a text can be continued after its first `length` positions: their last window is still held."""
         return not self.dropped[row] or bool(self.dropped[row] <= length - (self.window - 1))
 
     def take(self, row: int, length: int) -> Texts:
@@ -152,7 +152,7 @@ class Texts:
         return copy
 
     def cut(self, row: int, length: int) -> None:
-        """Forget the positions of a text from `length` on, and all others too unless it `has` them."""
+        """Forget a text's positions from `length` on, or all of them unless it `has` the first `length`."""
         if not self.has(row, length):
             length = self.dropped[row] = 0
         del self.ids[row][length:]
@@ -197,7 +197,7 @@ class Texts:
         return [int((held if windowed else lengths).max(initial=0)) for windowed in self.windowed]
 
     def _drop(self, rows: range, new: int) -> None:
-        """Move the last positions of layers with windows to the front where there is no place for more."""
+        """If `new` positions don't fit into the buffers of layers with windows, move the last `kept` to the front."""
         for row in rows if self.window else ():
             held = int(self.lengths[row] - self.dropped[row])
             if held + new > self.kept + CHUNK:
@@ -210,7 +210,7 @@ class Texts:
         self.lengths, self.dropped, self._binding = np.array(lengths, np.int32), np.array(dropped, np.int64), None
 
     def _read(self, graph: StepGraph, ids: Sequence[int], row: int, logits: NDArray | None = None) -> None:
-        """Run a graph over new tokens (S,) of a text. logits (S, 1, V): is filled with those behind each token."""
+        """Run a graph over new tokens (S,) of a text. logits (S, 1, V): filled with the logits after each token."""
         row = range(len(self))[row]
         self.make_room(len(self), int(self.lengths[row]) + len(ids))
         rows, tokens = slice(row, row + 1), np.array([ids], np.int64)
@@ -230,7 +230,7 @@ class Texts:
             text += new
 
     def _bound(self, graph: StepGraph, rows: slice, ids: NDArray, logits: NDArray | None) -> Any:
-        """A binding of the graph to these rows of the buffers; `_run` binds what tells their lengths."""
+        """A binding of the graph to these rows of the buffers; `_run` binds the inputs that depend on lengths."""
         binding = graph.session.io_binding()
         binding.bind_cpu_input(graph.inputs["target_ids"], ids)
         if logits is not None:
@@ -245,7 +245,7 @@ class Texts:
 
 
 class TextsDecoder(Rewinding):
-    """The texts of a search. Its rows are hypotheses; a sentence's stand side by side and are equally long."""
+    """The texts of a search. Rows are hypotheses; a sentence's hypotheses are neighbours and equally long."""
 
     def __init__(self, texts: Texts):
         self.texts, self.shared = texts, 0
@@ -294,12 +294,12 @@ class TextsCache:
 
 
 class DecoderGraphs(CausalGraphs):
-    """step_cpu, in int4 with prompt_cpu. Threads may continue texts of their own at the same time."""
+    """step_cpu, and in int4 prompt_cpu. Several threads may continue their own texts at the same time."""
 
     def __init__(self, request: Request, sessions: Mapping[str, Session], exact: bool = True):
-        """exact: a prompt read in other parts, e.g. behind an earlier search's text, gives the same up to float32's
-        rounding. Where activations are rounded, a last bit can change a token. Then only whole chunks of an earlier
-        prompt are continued, since their bits are the same."""
+        """exact: a prompt read in other parts, e.g. after an earlier search's text, gives the same logits up to
+        float32's rounding. Where activations are rounded, a last bit can change a token. Then only whole chunks of an
+        earlier prompt are continued, since their bits are the same."""
         self.config, self.options = request.config, run_options()
         self.joins = self.own_lengths = True
         graphs = {
@@ -341,7 +341,7 @@ class DecoderGraphs(CausalGraphs):
     def start(self, sources: Sources) -> tuple[TextsDecoder, NDArray[np.float32]]:
         """Read the prompts for a search; returns the decoder and the first step's logits (B, V).
 
-        A single prompt goes on from the last search of a single prompt, as far as both begin alike.
+        A single prompt reuses the keys and values of the last search of a single prompt, for their common prefix.
         """
         prompts = [row.tolist() for row in sources]
         texts = self._continued(prompts[0]) if len(prompts) == 1 else self.texts()

@@ -127,7 +127,7 @@ def free_running(
     `settings`; and among given ids.
 
     limits: the largest allowed error of a logit, by runtime. listed: gives the allowed ids for a source; without it
-    half of all ids are allowed, for engines with graphs for a shortlist. share: of the usual sentences and tokens.
+    half of all ids are allowed, for engines with graphs for a shortlist. share: part of the usual sentences and tokens.
     """
     if not reference.config.has_decoder:
         return
@@ -160,7 +160,7 @@ def free_running(
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """A search of some sources. `candidates`: the ids allowed in each output; of a shortlist if `of_shortlist`."""
+    """A search of sources. `candidates`: the ids allowed in each output, chosen as by a shortlist if `of_shortlist`."""
 
     name: str
     sources: Sequence[Any]
@@ -204,7 +204,7 @@ def half_of(c: TransformerConfig, source: Sequence[int]) -> list[int]:
 def sources_of(cases: Sequence[Case], c: TransformerConfig, share: float = 1.0) -> tuple[list[Any], int]:
     """Return (sources of searches, most tokens of an output). Sources are the rows of cases with several rows.
 
-    share: of the usual number of both.
+    share: part of the usual number of both.
     """
     most, count = max(1, c.max_positions // 2), fewer(MOST_SENTENCES, share)
     sources = [row[:most] for case in reversed(cases) if len(case.ids) > 1 for row in case.rows()][:count]
@@ -397,15 +397,15 @@ def judge_greedy(
 
 
 class Choice(NamedTuple):
-    """A token of an output beside the reference's, and how far it falls behind."""
+    """A token of an output, the reference's choice in its place, and the gap of their scores."""
 
     token: int
     best: int
     gap: float
     errors: float
-    """A tie's gap is at most this many errors of a logit ..."""
+    """A gap of at most `errors` times the allowed error of a logit, plus `more`, is a tie."""
     more: float = 0.0
-    """... and this."""
+    """The allowed rounding error of sampling's float32 sums."""
     problem: str = ""
     """What is wrong with the whole output."""
 
@@ -424,7 +424,7 @@ def choices(
 def side_by_side(reference: Reference, runs: Sequence[tuple[Search, Sequence[list[int]]]]) -> list[list[list[Choice]]]:
     """Compare the outputs of several greedy or sampled searches as `choices` does, by few passes of the reference.
 
-    A pass along an output has the logits of all its steps, so that it proves as much as the reference's own search: if
+    A pass along an output has the logits of all its steps, so that it proves as much as the reference's own search. If
     each token is the reference's choice after the tokens before it, the reference writes this output. Rows of all
     searches and runtimes share a pass, which reads and widens the weights once.
     """
@@ -478,9 +478,9 @@ def _along(
 
 
 def until_parting(ids: Sequence[int], chosen: Sequence[Choice]) -> list[int]:
-    """The reference's output as far as an output's choices show it: up to the first token in which they part.
+    """The reference's output up to the first token that differs from `ids`, by the choices along `ids`.
 
-    Its continuation would be another text, which proves nothing and takes a pass of the network per token.
+    Its rest would be another text, which proves nothing and takes a pass of the network per token.
     """
     place = next((i for i, choice in enumerate(chosen) if choice.token != choice.best), len(ids))
     return [*ids[:place], *(choice.best for choice in chosen[place : place + 1])]
@@ -608,7 +608,7 @@ def _of_hypothesis(
 
 
 def _room(h: Hypothesis, o: Options, budget: float) -> float:
-    """Largest error of a hypothesis's score: two logits' for each log-probability, and of a float32 sum."""
+    """Largest error of a hypothesis's score: that of two logits for each log-probability, plus a float32 sum's."""
     return len(h.tokens) * 2 * budget * _stretched(o) + 1e-6 * abs(h.log_p)
 
 

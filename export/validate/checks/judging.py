@@ -9,25 +9,25 @@ the rule then uses the mean of their squares. Draws take time, so only points sl
 look. A point far over its budget stays over it with any draw.
 
 A runtime that adds all the terms of a product, or of a norm's mean, to a single accumulator (`Engine.single_sums`) may
-also have the error of that order. Each of its sums is rounded at the size reached so far: in SmolLM2, where a single
-number of a vector is 17,478, that is 2 to 6 times a BLAS's error. In the mean of 2,048 squares it is 19 times that of
-NumPy's pairs, and the norm's 7 times, which shows in a first layer, where nothing else has rounded yet.
+also have the error of that order. Each addition rounds the sum reached so far. In SmolLM2, where a single number of a
+vector is 17,478, the error is 2 to 6 times a BLAS's. The mean of 2,048 squares has 19 times the error of NumPy's
+pairwise sum, and the norm 7 times. This shows in the first layer, where nothing else has been rounded yet.
 
-Float32's error tells a lower precision's if both go through the network in the same proportion. Rounding to int8 is
-too coarse for that now and then: in SmolLM2 it makes 2,519 of a 413 in the residual stream. The next layer takes back
-92 % of a small error there, so float32 errs little behind it; but the exact layer itself makes -3,544 of 2,519, and 23
-of 413. So for a tap of a lower precision that is still over its budget, each step's own error is taken from the runtime
-(a step's value, less the reference's from the runtime's values before it), made as small as float32's, and put into the
-float64 reference at its place. The deviation that follows, scaled up again, is judged by the same budget. A runtime's
-mistake is part of a step's own error and shows as before; only the exact network's excess for large errors over small
-ones no longer counts.
+Float32's error predicts a lower precision's if the network passes on both in proportion. Rounding to int8 is sometimes
+too coarse for that: in SmolLM2 it turns a 413 in the residual stream into 2,519. The next layer cancels 92 % of a small
+error there, so float32 errs little after it. But the exact layer turns 2,519 into -3,544, and 413 into 23. So a tap of
+a lower precision that is still over its budget is judged again. Each step's own error (the runtime's value less the
+reference's from the runtime's earlier values) is made as small as float32's and added to the float64 reference at that
+step. The resulting deviation, scaled up again, is judged by the same budget. A runtime's mistake is part of a step's
+own error and shows as before. Only the exact network's disproportionate response to large errors no longer counts.
 
 Choices:
 
     top-1, teacher-forced   the likeliest next token at every position, against the float64 reference's
     cached against full     the likeliest token by a runtime's cached passes, against its own full pass
 
-A choice other than the reference's is accepted only at a certified tie: a gap within twice the logits' budget.
+Another choice than expected is accepted only at a certified tie: a gap within twice the logits' budget, or four times
+the budget for cached against full, where both have errors.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ Array = NDArray
 
 DRAWS = 8
 SUMS = 1 << 16
-"""Most sums that are advanced by a term at a time: so many fit into a CPU's level 2 cache."""
+"""Most sums that are advanced together, term by term: as many as fit into a CPU's level 2 cache."""
 WORTH_A_SECOND_LOOK = 16.0
 """Points above this share of their budget get no second look.
 
-In 12,113 taps of tiny random models the least of nine draws was below their mean by at most 2.6 times in 99 %, 4.9
-times in 99.9 %. In a model whose queries were norms of single numbers near zero it was 10 times below, and every
+In 12,113 taps of tiny random models the mean of nine draws was at most 2.6 times the least draw in 99 % of taps, 4.9
+times in 99.9 %. In a model whose queries were norms of single numbers near zero it was 10 times the least, and every
 runtime had the same error.
 """
 
@@ -114,9 +114,9 @@ runtime had the same error.
 class Reordered(Reference):
     """The reference with sums in a new random order each time, in linear maps and softmaxes.
 
-    Softmax terms are added one after another. NumPy's pairwise sum is several times as exact over a thousand keys, and
-    runtimes needn't sum pairwise. So are the terms of products with the matrices `single_sums`, and of the means of the
-    norms named there, in their own order.
+    Softmax terms are added one after another: NumPy's pairwise sum is several times as exact over a thousand keys, and
+    runtimes needn't sum pairwise. Products with the matrices `single_sums`, and means of the norms named there, add
+    their terms one after another, too, but in the given order.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Reordered(Reference):
 class SecondLook:
     """float32's own error at every tap of a case, from `DRAWS` draws; a case is computed on first use.
 
-    For an engine with `single_sums` another draw has its order of sums, and counts in full if it errs more.
+    For an engine with `single_sums` one more draw sums in the engine's order, and counts in full if it errs more.
     """
 
     def __init__(self, config: TransformerConfig, weights: Parameters, extras: Extras = TAPS_ALONE) -> None:
@@ -176,9 +176,9 @@ class SecondLook:
         return usual.or_larger(self._of(case, engine.single_sums)[tap]) if engine.single_sums else usual
 
     def in_proportion(self, sample: Sample) -> Deviation | None:
-        """A tap's deviation if the network were linear in the errors of the steps up to it; None in other outputs.
+        """A tap's deviation if the network were linear in the errors of the steps up to it; None without taps.
 
-        Where it is linear this is the sample's own deviation.
+        Where the network is linear, this is the sample's own deviation.
         """
         *way, tapped = sample.path.rsplit(", ", 1)
         if tapped != TAPPED:

@@ -1,10 +1,10 @@
 """Check the operations of MLX's trace and of the ONNX graphs against the architecture.
 
-Numbers can agree by chance if a parameter hardly matters. So every parameter must have a path to the output, the
+Numbers can agree by chance if a parameter hardly matters. So every parameter must have a path to the output. The
 numbers of matrix products and softmaxes must be the architecture's, and so must operators' attributes, e.g. an epsilon
 (`attributes.py`). A fused attention counts as two products and a softmax, a product with a sum (AddMM, Gemm) as a
-single product. Each graph must also be the graph built from the checkpoint again, node by node (`same_graph.py`): test
-inputs may not reach every node.
+single product. Each graph must also equal, node by node, a graph newly built from the checkpoint (`same_graph.py`):
+test inputs may not reach every node.
 
 MLX and the code that builds graphs are imported inside functions.
 """
@@ -107,11 +107,11 @@ def expected_counts(config: TransformerConfig) -> tuple[int, int]:
     products = {name for name in parameter_shapes(config) if name.endswith("_proj.weight")}
     attentions = sum(name.endswith(".query_proj.weight") for name in products)
     products |= {output_weight_name(config)} if config.head.classifies else set()
-    return len(products) + config.head.per_row + 2 * attentions, attentions  # rows' vectors are a product too
+    return len(products) + config.head.per_row + 2 * attentions, attentions  # pooling is a product, too
 
 
 def _of_prompts(config: TransformerConfig) -> tuple[int, int]:
-    """Count (matrix products, softmaxes) of reading a prompt: all layers, but of the last one the keys and values."""
+    """Count (matrix products, softmaxes) of reading a prompt: all layers, but only the last one's keys and values."""
     products, attentions = expected_counts(config)
     last = f"decoder.layers.{config.decoder_layers - 1}."
     unread = [name for name in parameter_shapes(config) if name.startswith(last) and name.endswith("_proj.weight")]
@@ -158,7 +158,7 @@ def _place(problem: str) -> tuple[str, ...]:
 
 
 def _differing(engine: OnnxFiles) -> Iterator[str]:
-    """Report products whose fixed scales differ from the checkpoint's, if the files say they have the checkpoint's."""
+    """Report products whose fixed scales differ from the checkpoint's, if both have the same origin."""
     assert engine.checkpoint is not None
     own, used = read_int8_scales(engine.checkpoint.folder, engine.config), engine.int8_scales
     if own is not None and own.origin == used.origin:
@@ -225,7 +225,7 @@ def _of_onnx(engine: Engine) -> tuple[tuple[int, int], set[str]]:
 
 
 def _network_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph and its inner graphs, without nodes for optional outputs only.
+    """Return the nodes of a graph and its inner graphs, without the nodes that only optional outputs need.
 
     Optional are `cross_attention` beside a fused attention, and a text's outputs (`TEXT_OUTPUTS`).
     """
@@ -274,7 +274,7 @@ def _beside_others(nodes: list[onnx.NodeProto]) -> int:
 
 
 def _of_adapters(nodes: list[onnx.NodeProto]) -> int:
-    """Count products besides those with integer matrices: of adapters, and of the rest of their zero points."""
+    """Count the extra products of adapters, and of biases that whole zero points don't express (`packed.REST`)."""
     # A search reads its matrices through a Reshape (search/write.py), a decoder's attention three side by side.
     cast = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Cast", "Concat", "Reshape")}
     read = ([cast.get(name, name) for name in node.input] for node in nodes if node.op_type == "MatMul")
