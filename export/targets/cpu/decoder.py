@@ -175,7 +175,8 @@ JOINED = {
     "MatMul": (None, 1),
     "Add": (-1, -1),
 }
-"""{operator: for each input, the axis along which products lie side by side; None for an input that they share}"""
+"""{operator: for each input, the axis along which products lie side by side; None for an input that they share}. -1 is
+the last axis of other products' results, or of biases."""
 
 
 def join_projections(model: ir.Model) -> None:
@@ -222,10 +223,12 @@ def _side_by_side(add: Nodes, values: Sequence[ir.Value | None]) -> ir.Value | N
                 return None
         elif all(value is not None and value.is_initializer() and value.shape for value in each):
             joined = add("Concat", *each, axis=axis)
-        else:
+        elif axis == -1:
             joined = _side_by_side(add, each)
             if joined is None:
                 return None
+        else:
+            return None  # the graph computes these matrices
         inputs.append(joined)
     if widths[0] is not None:
         settings[0]["N"] = sum(widths)
