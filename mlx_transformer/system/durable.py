@@ -61,7 +61,8 @@ def open_locked(path: Path) -> int | None:
 
 
 def written_meanwhile(path: Path) -> UserError:
-    return UserError(f"{path}: another process has written it meanwhile; choose another name, or --force to replace it")
+    choices = "choose another name, move it away, or --force to replace it"
+    return UserError(f"{path}: another process has written it meanwhile; {choices}")
 
 
 @contextmanager

@@ -95,4 +95,7 @@ def _resumed(writer: Writer, base: Path, place: Path, folder: Path, error: str) 
     if "--resume" not in error:
         return f"keeps lines and doesn't say so: {error!r}"
     ended = call(f"{_command(writer, base, place)} --resume --force", folder / "process")
+    if "only an earlier one is ever replaced" in ended.error:  # e.g. a random model has written control characters
+        (place / writer.out).rename(folder / "moved away")
+        ended = call(f"{_command(writer, base, place)} --resume", folder / "process")
     return complaint(ended) if ended.status else ""

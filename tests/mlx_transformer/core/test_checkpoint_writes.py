@@ -178,7 +178,9 @@ def test_a_free_place_is_taken_once(tmp_path, begun_as):
     place = tmp_path / "place"
     if begun_as != "nothing":
         place.mkdir()
-    said = "place: another process has written it meanwhile; choose another name, or --force to replace it"
+    said = (
+        "place: another process has written it meanwhile; choose another name, move it away, or --force to replace it"
+    )
 
     def second() -> None:
         late, early = (claim(place, MODEL) for _ in range(2))
