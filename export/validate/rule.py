@@ -98,6 +98,7 @@ class ErrorScale:
     """The size of float32's own error e32 at a tap, the yardstick for runtimes' errors.
 
     `rms`, `max`: of e32. `size`: rms(t64). `tokens`: how many valid tokens. `worst`: rms of the worst token's error.
+    `largest`: max|t64| of rows looked up in a table, 0 for computed values.
     """
 
     rms: float
@@ -105,6 +106,7 @@ class ErrorScale:
     size: float
     tokens: int
     worst: float
+    largest: float = 0.0
 
     @classmethod
     def of(cls, error: Array, t64: Array) -> ErrorScale:
@@ -140,11 +142,12 @@ class ErrorScale:
     def limits(self, pool: ErrorScale, unit: float = UNIT) -> tuple[float, float]:
         """The right-hand sides of the rule without its factors: for rms(e), and for max|e|.
 
-        A short input is a small sample, so its e32 counts at least as much as `pool`'s, e32 over all inputs.
+        A short input is a small sample, so its e32 counts at least as much as `pool`'s, e32 over all inputs. A row of a
+        table is rounded in steps of its largest number, which in published models may be 10 times its rms.
         """
         scale = max(1.0, self.size / pool.size) if pool.size else 1.0
         usual = (pool.rms**2 + pool.worst**2 / max(self.tokens, 1)) ** 0.5 * scale
-        least = UNIT * self.size
+        least = UNIT * max(self.size, self.largest / 4)
         coarser = unit / UNIT
         return coarser * max(self.rms, usual, least), coarser * max(self.max, pool.max * scale, least)
 
@@ -164,6 +167,8 @@ class Truth:
     @classmethod
     def of(cls, t64: Array, t32: Array, valid: NDArray[np.bool_], exact: bool = False) -> Truth:
         scale = ErrorScale.of(t32[valid] - t64[valid], t64[valid])
+        if exact:
+            scale = replace(scale, largest=float(np.abs(t64[valid]).max(initial=0.0)))
         return cls(t64, valid, scale, t32 if exact else None)
 
 

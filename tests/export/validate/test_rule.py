@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from export.precision.rounding import from_int8_rows, int8_rows
 from export.validate.checks import free_running
 from export.validate.checks.free_running import (
     Judged,
@@ -70,6 +71,26 @@ def test_a_tensor_that_float32_gets_exactly_may_still_err_by_a_rounding() -> Non
     known = Truth.of(t64, t64.astype(np.float32), np.ones((1, 3), bool))
     assert judge(t64 + 2 * UNIT, known).passed
     assert not judge(t64 + 9 * UNIT, known).passed
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_looked_up_row_with_one_large_number_may_be_rounded_to_int8(count: int) -> None:
+    """In steps of its largest number, here 40 times the others' rms."""
+    rows = np.random.default_rng(3).standard_normal((1, 40, 64))
+    rows[0, :count, 9] = 40.0
+    rows[0, 0, 10] = 40 / 127 * 7.49
+    known = Truth.of(rows, rows.astype(np.float32), np.ones((1, 40), bool), exact=True)
+    rounded = from_int8_rows(*int8_rows(rows[0].astype(np.float32)))[None].astype(np.float64)
+
+    def judged(got: np.ndarray, known: Truth = known) -> Measurement:
+        scale = known.scale
+        deviation = Deviation.of(got, replace(known, bits=None))
+        return Measurement.of(deviation, scale, ErrorScale.pooled([scale]), budget_for("int8", "cpu"))
+
+    assert judged(rounded).passed
+    by_rms = replace(known, scale=replace(known.scale, largest=0.0))
+    assert not judged(rounded, by_rms).passed
+    assert not judged(np.roll(rounded, 1, axis=1)).passed
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
